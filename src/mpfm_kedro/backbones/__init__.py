@@ -1,0 +1,1 @@
+"""Frozen backbones: verified weights, construction, views, extraction."""

@@ -1,0 +1,14 @@
+"""The one exception a user meets."""
+
+from __future__ import annotations
+
+import click
+from kedro.io.core import DatasetError
+
+
+class InputError(click.ClickException, DatasetError, ValueError):
+    """Something the user gave cannot be used; the message names it and says what is allowed.
+
+    As a click exception it ends ``kedro run`` with one clear line and exit code 1; as a dataset error it passes
+    through a dataset's ``load`` unchanged.
+    """

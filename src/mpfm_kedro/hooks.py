@@ -1,0 +1,35 @@
+"""Hooks: parameters are checked before anything runs, and the summary is shown at the end."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from kedro.framework.context import KedroContext
+from kedro.framework.hooks import hook_impl
+from kedro.io import CatalogProtocol
+from kedro.pipeline import Pipeline
+
+from mpfm_kedro.parameters import check_parameters
+
+logger = logging.getLogger(__name__)
+
+
+class CheckParameters:
+    """Refuse unknown parameters and wrong types before any node runs."""
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        """Check the parameters of this run."""
+        check_parameters(context.config_loader["parameters"])
+
+
+class ShowSummary:
+    """Show the summary tables that a pipeline made on the terminal."""
+
+    @hook_impl
+    def after_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol, run_params: Any) -> None:
+        """Log each summary text among the outputs."""
+        for name in sorted(pipeline.all_outputs()):
+            if name.split(".")[-1] == "summary_text":
+                logger.info("\n%s", catalog.load(name))

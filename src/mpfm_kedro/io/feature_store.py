@@ -1,0 +1,259 @@
+"""The feature store: what the frozen backbone made of each image and view, computed once.
+
+A store is a folder named by the digest of what its numbers depend on (weights, image size, layers, statistics).
+Its rows are keyed by content hash, crop and view, and are only ever appended: first the numbers, then the keys.
+A row counts once its key is written, so an interrupted extraction goes on at the first missing key.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from kedro.io import AbstractDataset
+
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.io.atomic import replacing
+
+FORMAT = 1
+KEY = ["content_hash", "crop", "view"]
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """Everything besides the pixels that decides the numbers in a store, and their shapes."""
+
+    backbone: str
+    weights_digest: str
+    image_size: int
+    layers: tuple[str, ...]
+    map_layer: str
+    statistics: tuple[str, ...]
+    pooled_size: int
+    map_shape: tuple[int, int, int]
+
+    @property
+    def digest(self) -> str:
+        """Names the store."""
+        return hashlib.sha256(json.dumps([FORMAT, asdict(self)], sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def row_bytes(self) -> int:
+        """Disk that one row takes: pooled statistics in fp32, the map in fp16."""
+        return 4 * self.pooled_size + 2 * int(np.prod(self.map_shape))
+
+
+@dataclass(frozen=True)
+class StoreFolder:
+    """One store on disk."""
+
+    folder: Path
+    spec: FeatureSpec
+
+    @cached_property
+    def row_of(self) -> dict[str, int]:
+        """Row number of each key."""
+        return {key: row for row, key in enumerate(self.keys())}
+
+    def keys(self) -> list[str]:
+        """Keys of the complete rows; a half-written last line does not count."""
+        file = self.folder / "keys.txt"
+        return file.read_text().split("\n")[:-1] if file.is_file() else []
+
+    def missing(self, keys: Iterable[str]) -> list[str]:
+        """Keys that are not in the store yet, in order, each once."""
+        present = set(self.keys())
+        return [key for key in dict.fromkeys(keys) if key not in present]
+
+    @cached_property
+    def pooled(self) -> np.ndarray:
+        """Pooled statistics (rows, pooled_size), fp32, memory-mapped."""
+        return np.memmap(self.folder / "pooled.f32", np.float32, "r", shape=(len(self.row_of), self.spec.pooled_size))
+
+    @cached_property
+    def maps(self) -> np.ndarray:
+        """Feature maps F (rows, C, H', W'), fp16, memory-mapped."""
+        return np.memmap(self.folder / "maps.f16", np.float16, "r", shape=(len(self.row_of), *self.spec.map_shape))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A process that is handed a store maps the files itself.
+        return {"folder": self.folder, "spec": self.spec}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    @contextmanager
+    def writing(self) -> Iterator[StoreWriter]:
+        """The store opened for appending, by one process at a time."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise InputError(f"Another process is writing to the feature store {self.folder}") from error
+            with replacing(self.folder / "store.json") as partial:
+                partial.write_text(json.dumps(asdict(self.spec), indent=2))
+            writer = StoreWriter(self)
+            try:
+                yield writer
+            finally:
+                writer.close()
+
+
+class StoreWriter:
+    """Appends rows; what an interrupted writer left without a key is cut off first."""
+
+    def __init__(self, store: StoreFolder) -> None:
+        rows = len(store.keys())
+        sizes = {
+            "pooled.f32": rows * 4 * store.spec.pooled_size,
+            "maps.f16": rows * 2 * int(np.prod(store.spec.map_shape)),
+            "keys.txt": sum(len(key) + 1 for key in store.keys()),
+        }
+        self._files = []
+        for name, size in sizes.items():
+            file = (store.folder / name).open("ab")
+            file.truncate(size)
+            self._files.append(file)
+
+    def append(self, keys: list[str], pooled: np.ndarray, maps: np.ndarray) -> None:
+        """Write a batch: numbers first, then the keys that make them count."""
+        numbers, arrays, names = self._files[:2], (pooled, maps), self._files[2]
+        for file, array, kind in zip(numbers, arrays, (np.float32, np.float16), strict=True):
+            file.write(np.ascontiguousarray(array, dtype=kind).tobytes())
+            file.flush()
+        names.write("".join(f"{key}\n" for key in keys).encode())
+        names.flush()
+
+    def close(self) -> None:
+        """Put everything on disk."""
+        for file in self._files:
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+
+
+@dataclass(frozen=True)
+class FeatureStore:
+    """All stores of the project, one folder each."""
+
+    root: Path
+
+    def open(self, spec: FeatureSpec) -> StoreFolder:
+        """The store for this specification, which need not exist yet."""
+        return StoreFolder(self.root / spec.digest, spec)
+
+    def check_room(self, spec: FeatureSpec, rows: int) -> int:
+        """Bytes that ``rows`` more rows take; too little free disk is an error before any work."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        need, free = rows * spec.row_bytes, shutil.disk_usage(self.root).free
+        if need > free:
+            raise InputError(f"{self.root} needs {need / 1e9:.1f} GB for features, {free / 1e9:.1f} GB are free")
+        return need
+
+    def overview(self) -> pd.DataFrame:
+        """One row a store: what it holds and how much disk it takes."""
+        rows = []
+        for file in sorted(self.root.glob("*/store.json")):
+            spec = json.loads(file.read_text())
+            size = sum(part.stat().st_size for part in file.parent.iterdir())
+            lines = (file.parent / "keys.txt").read_bytes().count(b"\n")
+            rows.append(
+                {"store": file.parent.name, "backbone": spec["backbone"], "image_size": spec["image_size"]}
+                | {"rows": lines, "megabytes": round(size / 1e6)}
+            )
+        return pd.DataFrame(rows, columns=["store", "backbone", "image_size", "rows", "megabytes"])
+
+    def free(self, name: str) -> None:
+        """Delete one store."""
+        if name not in set(self.overview()["store"]):
+            raise InputError(f"No feature store '{name}' in {self.root}; there are: {', '.join(self.overview()['store'])}")
+        shutil.rmtree(self.root / name)
+
+
+@dataclass(frozen=True)
+class Features:
+    """The features of one dataset: which row of a store belongs to which sample and view."""
+
+    index: pd.DataFrame
+    store: StoreFolder
+
+    @cached_property
+    def _rows(self) -> dict[tuple[str, str], int]:
+        return dict(zip(zip(self.index["sample_id"], self.index["view"], strict=True), self.index["row"], strict=True))
+
+    def rows(self, sample_ids: Iterable[str], view: str = "original") -> np.ndarray:
+        """Store rows of these samples in this view."""
+        return np.array([self._rows[sample_id, view] for sample_id in sample_ids], dtype=np.int64)
+
+    def views(self, prefix: str) -> list[str]:
+        """Names of the views that begin with ``prefix``."""
+        return sorted(view for view in self.index["view"].unique() if view.startswith(prefix))
+
+    @property
+    def digest(self) -> str:
+        """Names the content: store and keys, not row numbers, which depend on the order of work."""
+        keys = self.index[["sample_id", *KEY]].sort_values(["sample_id", "view"])
+        content = f"{self.store.spec.digest}\n{keys.to_csv(index=False)}"
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+class FeatureStoreDataset(AbstractDataset[None, FeatureStore]):
+    """Hands out the feature stores below ``filepath``."""
+
+    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
+        self._root = Path(filepath)
+        self.metadata = metadata
+
+    def load(self) -> FeatureStore:
+        """The stores."""
+        return FeatureStore(self._root)
+
+    def save(self, data: None) -> None:
+        """Rows are appended while they are computed, not saved at the end."""
+        raise NotImplementedError("a feature store is written row by row")
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._root)}
+
+    def _exists(self) -> bool:
+        return True
+
+
+class FeaturesDataset(AbstractDataset[Features, Features]):
+    """The index of a dataset's features as Parquet, with the place and specification of their store."""
+
+    def __init__(self, filepath: str, store: str, metadata: dict[str, Any] | None = None) -> None:
+        self._file, self._root = Path(filepath), Path(store)
+        self.metadata = metadata
+
+    def load(self) -> Features:
+        """Index and store."""
+        table = pd.read_parquet(self._file)
+        raw = json.loads(table.attrs["spec"])
+        spec = FeatureSpec(**{name: tuple(v) if isinstance(v, list) else v for name, v in raw.items()})
+        return Features(table, FeatureStore(self._root).open(spec))
+
+    def save(self, data: Features) -> None:
+        """The index; the numbers are in the store already."""
+        table = data.index.copy()
+        table.attrs = {"spec": json.dumps(asdict(data.store.spec))}
+        with replacing(self._file) as partial:
+            table.to_parquet(partial)
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._file), "store": str(self._root)}
+
+    def _exists(self) -> bool:
+        return self._file.is_file()

@@ -1,0 +1,87 @@
+"""From four scores of different scale to one: standardised on normals that nothing was fitted to, then weighted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+PARTS = ("g", "a", "r", "n")
+SIGNS = np.array([1.0, 1.0, 1.0, -1.0])
+MIN_NORMALS_OF_A_MODE = 8
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Centre and spread of each score on held-back normals, by mode, and the weights of the sum.
+
+    A score's level differs from mode to mode (volumes of the modes, what the heads learned of the modes' looks).
+    Standardising within the mode gives normals of every mode the same false-alarm rate.
+
+    Args:
+        center: (4, J).
+        spread: (4, J).
+        weight: (4,), not negative.
+    """
+
+    center: np.ndarray
+    spread: np.ndarray
+    weight: np.ndarray
+
+    def standardise(self, parts: np.ndarray, mode: np.ndarray) -> np.ndarray:
+        """Scores (n, 4) and modes (n,) → scores in units of the normals' spread, compressed by asinh, (n, 4).
+
+        asinh is the identity for ordinary scores and a logarithm far out, so that no single part decides by the
+        length of its tail.
+        """
+        return np.arcsinh((parts - self.center[:, mode].T) / self.spread[:, mode].T)
+
+    def fuse(self, parts: np.ndarray, mode: np.ndarray) -> np.ndarray:
+        """S = w_g S_g + w_a S_a + w_r S_r − w_n S_n, (n, 4) → (n,)."""
+        return self.standardise(parts, mode) @ (SIGNS * self.weight)
+
+
+def calibrate(
+    normals: np.ndarray, modes: np.ndarray, pseudo: np.ndarray, pseudo_modes: np.ndarray, n_modes: int
+) -> Calibration:
+    """Fit the calibration on held-back normals, the weights also on their pseudo-anomalies.
+
+    Args:
+        normals: scores of held-back normals (n, 4).
+        modes: their modes (n,).
+        pseudo: scores of pseudo-anomalies made of held-back normals (m, 4), none of them seen in training.
+        pseudo_modes: their modes (m,).
+        n_modes: J.
+    """
+    center = np.repeat(normals.mean(0)[:, None], n_modes, axis=1)
+    spread = np.repeat(normals.std(0)[:, None], n_modes, axis=1)
+    for j in range(n_modes):
+        own = normals[modes == j]
+        if len(own) >= MIN_NORMALS_OF_A_MODE:
+            center[:, j], spread[:, j] = own.mean(0), own.std(0)
+    flat = Calibration(center, np.where(spread > 1e-9, spread, 1.0), np.ones(4))
+    evidence = _evidence(flat.standardise(normals, modes) * SIGNS, flat.standardise(pseudo, pseudo_modes) * SIGNS)
+    return Calibration(flat.center, flat.spread, weights(evidence))
+
+
+def weights(evidence: np.ndarray) -> np.ndarray:
+    """The written rule: the likelihood counts in full, a supervised head by a quarter of its evidence.
+
+    Evidence of a head is 2·AUC − 1 between held-back normals and their pseudo-anomalies, not below zero: how well
+    what it learned carries over to something it was not trained on.
+    """
+    return np.concatenate([[1.0], 0.25 * np.clip(evidence[1:], 0, 1)])
+
+
+def plain_sum() -> Calibration:
+    """The printed fusion: S_g + S_a + S_r − S_n of raw scores is this without standardising."""
+    return Calibration(np.zeros((4, 1)), np.ones((4, 1)), np.ones(4))
+
+
+def _evidence(normals: np.ndarray, pseudo: np.ndarray) -> np.ndarray:
+    """2·AUC − 1 of each column, pseudo-anomalies against normals; zero where there is nothing to compare."""
+    if len(pseudo) == 0:
+        return np.zeros(normals.shape[1])
+    above = (pseudo[:, None] > normals[None]).mean((0, 1))
+    below = (pseudo[:, None] < normals[None]).mean((0, 1))
+    return above - below

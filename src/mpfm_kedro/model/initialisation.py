@@ -1,0 +1,156 @@
+"""The model before training: standardiser, modes, K-means++ prototypes, and ψ_0 of the training samples."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from sklearn.cluster import KMeans
+from torch import Tensor
+
+from mpfm_kedro.model.mixture import PrototypeMixture
+from mpfm_kedro.model.mode_fitting import FittedModes, fit_modes, folds, modes_without_fold
+from mpfm_kedro.model.modes import Modes
+from mpfm_kedro.model.mpfm import Standardiser
+from mpfm_kedro.model.trainer import FeatureRows
+
+logger = logging.getLogger(__name__)
+ROWS_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Initialisation:
+    """Everything that is known of the normals before any training step.
+
+    Args:
+        standardiser: centre and spread of the features.
+        fitted: the modes.
+        tried: one row for each number of modes tried.
+        prototypes: P_GM.
+        psi: ψ_0 of the fitted normals, by modes fitted without each (n, d); z itself without a closed-form start.
+        fold: the fold of each fitted normal (n,).
+        global_center: centre of their NLL per dimension.
+        global_spread: its spread.
+    """
+
+    standardiser: Standardiser
+    fitted: FittedModes
+    tried: list[dict[str, float]]
+    prototypes: PrototypeMixture
+    psi: np.ndarray
+    fold: np.ndarray
+    global_center: float
+    global_spread: float
+
+
+def initialise(
+    normals: FeatureRows,
+    held_back: FeatureRows,
+    n_prototypes: int,
+    max_modes: int,
+    min_mode_size: int,
+    seed: int,
+    printed_start: bool = False,
+) -> tuple[Initialisation, list[Modes]]:
+    """Initialise on training normals; returns also the modes without each fold, for what is made of the normals."""
+    standardiser = fit_standardiser(normals)
+    z = standardise(standardiser, normals.pooled)
+    fitted, tried = fit_modes(z, standardise(standardiser, held_back.pooled), max_modes, min_mode_size, seed)
+    fold = folds(len(z), seed)
+    partial = [] if printed_start else modes_without_fold(z, fitted, fold)
+    inside = z if printed_start else move(fitted.modes, z)
+    psi = z if printed_start else move_by_fold(partial, z, fold)
+    prototypes = fit_prototypes(inside, fitted, n_prototypes, seed, printed_start)
+    with torch.inference_mode():
+        nll = -prototypes.log_prob(torch.from_numpy(psi)).numpy() / z.shape[1]
+    return (
+        Initialisation(standardiser, fitted, tried, prototypes, psi, fold, float(nll.mean()), float(nll.std())),
+        partial,
+    )
+
+
+def fit_standardiser(normals: FeatureRows) -> Standardiser:
+    """Centre and spread of pooled statistics, and of the map's channels over all positions."""
+    total, squares, count = 0.0, 0.0, 0
+    for i in range(0, len(normals), ROWS_AT_ONCE):
+        maps = normals.map_batch(slice(i, i + ROWS_AT_ONCE)).double()
+        total, squares = total + maps.sum((0, 2, 3)), squares + maps.square().sum((0, 2, 3))
+        count += maps.numel() // maps.shape[1]
+    center = torch.as_tensor(total) / count
+    spread = (torch.as_tensor(squares) / count - center.square()).clamp_min(0).sqrt()
+    pooled = torch.from_numpy(normals.pooled).double()
+    return Standardiser(
+        pooled_center=pooled.mean(0).float(),
+        pooled_spread=_not_zero(pooled.std(0, correction=0)).float(),
+        map_center=center.float(),
+        map_spread=_not_zero(spread).float(),
+    )
+
+
+def standardise(standardiser: Standardiser, pooled: np.ndarray) -> np.ndarray:
+    """z of stored statistics, (n, d)."""
+    return (pooled - standardiser.pooled_center.numpy()) / standardiser.pooled_spread.numpy()
+
+
+def move(modes: Modes, z: np.ndarray) -> np.ndarray:
+    """ψ_0(z) of many samples, (n, d) → (n, d)."""
+    with torch.inference_mode():
+        pieces = torch.from_numpy(z).float().split(ROWS_AT_ONCE)
+        return torch.cat([modes.transport(piece) for piece in pieces]).numpy() if len(z) else z
+
+
+def move_by_fold(partial: list[Modes], z: np.ndarray, fold: np.ndarray) -> np.ndarray:
+    """ψ_0(z) of each sample by the modes that were fitted without its fold."""
+    result = np.empty_like(z, dtype=np.float32)
+    for number, modes in enumerate(partial):
+        result[fold == number] = move(modes, z[fold == number])
+    return result
+
+
+def fit_prototypes(
+    psi: np.ndarray, fitted: FittedModes, n_prototypes: int, seed: int, printed_start: bool
+) -> PrototypeMixture:
+    """K-means++ on the moved normals: μ_k the centres, π_k the shares.
+
+    With a closed-form start each mode gets its share of the prototypes and s is the transport's own scale, 1: the
+    inertia of normals that the whitening was fitted to is far too small when N < d. Printed: one K-means on raw z
+    and s² = inertia / (d N).
+    """
+    if n_prototypes > len(psi):
+        logger.info("%d prototypes for %d normals are too many: %d are used", n_prototypes, len(psi), len(psi))
+        n_prototypes = len(psi)
+    if printed_start:
+        means = KMeans(n_prototypes, n_init=1, random_state=seed).fit(psi)
+        share = np.bincount(means.labels_, minlength=n_prototypes) / len(psi)
+        scale = float(np.sqrt(max(means.inertia_, 1e-12) / psi.size))
+        return PrototypeMixture(_tensor(means.cluster_centers_), _tensor(share), scale)
+    centers, shares, volumes = [], [], []
+    for j, number in enumerate(_allot(n_prototypes, fitted.labels, fitted.modes.n_modes)):
+        own = psi[fitted.labels == j]
+        means = KMeans(number, n_init=1, random_state=seed).fit(own)
+        centers.append(means.cluster_centers_)
+        shares.append(np.bincount(means.labels_, minlength=number) / len(psi))
+        volumes.append(fitted.modes.log_det[j].repeat(number))
+    return PrototypeMixture(
+        _tensor(np.concatenate(centers)), _tensor(np.concatenate(shares)), 1.0, torch.cat(volumes)
+    )
+
+
+def _allot(n_prototypes: int, labels: np.ndarray, n_modes: int) -> list[int]:
+    """Prototypes of each mode: in proportion to its normals, at least one, never more than it has."""
+    size = np.bincount(labels, minlength=n_modes)
+    wanted = np.maximum(1, np.floor(n_prototypes * size / len(labels))).astype(int)
+    while wanted.sum() < n_prototypes and (wanted < size).any():
+        wanted[np.argmax(np.where(wanted < size, size / wanted, -1))] += 1
+    return np.minimum(wanted, size).tolist()
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.asarray(array)).float()
+
+
+def _not_zero(spread: Tensor) -> Tensor:
+    """A constant feature keeps its scale."""
+    return torch.where(spread > 1e-6, spread, torch.ones_like(spread))

@@ -1,0 +1,107 @@
+"""The whole model: modes, velocity mixture, prototypes and the four heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mpfm_kedro.model.heads import GlobalScore, LinearScore, LocalScore, Parts
+from mpfm_kedro.model.mixture import PrototypeMixture
+from mpfm_kedro.model.modes import Modes
+from mpfm_kedro.model.transport import transport
+from mpfm_kedro.model.velocity import VelocityMixture
+
+
+@dataclass(frozen=True)
+class Standardiser:
+    """Centre and spread of features, fitted on training normals; maps are standardised by channel."""
+
+    pooled_center: Tensor
+    pooled_spread: Tensor
+    map_center: Tensor
+    map_spread: Tensor
+
+
+class MPFM(nn.Module):
+    """Mixture Prototype Flow Matching on features of a frozen backbone.
+
+    Args:
+        standardiser: what turns stored features into z and F.
+        modes: modes of the normals (they decide calibration; they start the flow unless ``printed_start``).
+        prototypes: P_GM, initialised by K-means++ on ψ_0 of the training normals.
+        global_center: centre of NLL/d of the training normals.
+        global_spread: its spread.
+        hidden: width of the velocity network.
+        transport_steps: Euler steps of ψ.
+        top_share: share of positions that M_a averages.
+        printed_start: no closed-form start; the network makes all K components of the velocity.
+    """
+
+    pooled_center: Tensor
+    pooled_spread: Tensor
+    map_center: Tensor
+    map_spread: Tensor
+
+    def __init__(
+        self,
+        standardiser: Standardiser,
+        modes: Modes,
+        prototypes: PrototypeMixture,
+        global_center: float,
+        global_spread: float,
+        hidden: int,
+        transport_steps: int,
+        top_share: float,
+        printed_start: bool = False,
+    ) -> None:
+        super().__init__()
+        for name, value in vars(standardiser).items():
+            self.register_buffer(name, value.float())
+        d, channels = len(standardiser.pooled_center), len(standardiser.map_center)
+        self.modes = modes
+        self.prototypes = prototypes
+        self.velocity = VelocityMixture(d, len(prototypes.mean), hidden, None if printed_start else modes)
+        self.transport_steps = transport_steps
+        self.global_score = GlobalScore(global_center, global_spread)
+        self.local_score = LocalScore(channels, top_share)
+        self.normality_score = LinearScore(d)
+        self.residual_score = LinearScore(d)
+
+    def z(self, pooled: Tensor) -> Tensor:
+        """Standardised pooled statistics, (B, d) → (B, d)."""
+        return (pooled - self.pooled_center) / self.pooled_spread
+
+    def maps(self, maps: Tensor) -> Tensor:
+        """Standardised feature maps F, (B, C, H', W') → same."""
+        center, spread = self.map_center[:, None, None], self.map_spread[:, None, None]
+        return (maps.float() - center) / spread
+
+    def psi(self, z: Tensor, start: Tensor | None = None) -> Tensor:
+        """ψ(z), the place of z in the prototype space: (B, d) → (B, d)."""
+        return transport(self.velocity, z, self.transport_steps, start)
+
+    def nll(self, psi: Tensor) -> Tensor:
+        """−log p / d of features moved to ψ, (B, d) → (B,)."""
+        return -self.prototypes.log_prob(psi) / psi.shape[1]
+
+    def head_weights(self) -> list[Tensor]:
+        """Weights of the linear heads M_a, M_r and M_n."""
+        heads = (self.local_score.position, self.residual_score.linear, self.normality_score.linear)
+        return [head.weight for head in heads]
+
+    def parts(self, z: Tensor, psi: Tensor, maps: Tensor) -> Parts:
+        """The four scores from z (B, d), ψ(z) (B, d) and F (B, C, H', W')."""
+        return Parts(
+            g=self.global_score(self.nll(psi)),
+            a=self.local_score(maps),
+            r=self.residual_score(self.prototypes.deviation(psi)),
+            n=self.normality_score(z),
+        )
+
+    @torch.inference_mode()
+    def score(self, pooled: Tensor, maps: Tensor) -> tuple[Parts, Tensor]:
+        """Scores and most probable mode (B,) of new images, from stored features."""
+        z = self.z(pooled.float())
+        return self.parts(z, self.psi(z), self.maps(maps)), self.modes.log_prob(z).argmax(1)

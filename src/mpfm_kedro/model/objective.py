@@ -1,0 +1,106 @@
+"""The objective: L = L_Ma + L_Mn + L_Mr + L_Mg + L_flow^n + L_flow^a + λ L_mim."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, softplus
+
+from mpfm_kedro.model.mpfm import MPFM
+from mpfm_kedro.model.mutual_information import Information, information, mim_loss
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's samples, normals first.
+
+    Args:
+        z: standardised features (B, d).
+        start: ψ_0(z) by modes fitted without the sample, (B, d), or None to compute it.
+        end: z_T, coupled to z inside its mode, (B, d), or None to draw it from the prototypes (printed).
+        maps: standardised F (B, C, H', W').
+        label: 0 normal, everything else an anomaly, known or pseudo (B,).
+    """
+
+    z: Tensor
+    start: Tensor | None
+    end: Tensor | None
+    maps: Tensor
+    label: Tensor
+
+
+@dataclass(frozen=True)
+class Options:
+    """Weights of the objective, and which of the named repairs are off (printed)."""
+
+    mim_weight: float
+    mim_sharpness: float
+    push_margin: float
+    head_penalty: float
+    velocity_scale: float = 1.0
+    printed_mutual_information: bool = False
+    printed_normality_target: bool = False
+
+
+class Losses(NamedTuple):
+    """All terms, each a scalar."""
+
+    flow_normal: Tensor
+    flow_anomaly: Tensor
+    mim: Tensor
+    score_g: Tensor
+    score_a: Tensor
+    score_r: Tensor
+    score_n: Tensor
+    penalty: Tensor
+
+    def total(self, options: Options) -> Tensor:
+        """L, with a ridge penalty on the linear heads."""
+        flow = self.flow_normal + self.flow_anomaly
+        score = self.score_g + self.score_a + self.score_r + self.score_n
+        return score + flow + options.mim_weight * self.mim + options.head_penalty * self.penalty
+
+
+def losses(model: MPFM, batch: Batch, options: Options, generator: torch.Generator) -> tuple[Losses, Information]:
+    """Every term on one batch, and the mutual information of its normals."""
+    y = (batch.label != 0).float()
+    normal = y == 0
+    psi = model.psi(batch.z, batch.start)
+    flow_normal, flow_anomaly = flow_losses(model, batch, normal, options, generator)
+    posterior = model.prototypes.posterior(psi[normal], options.mim_sharpness)
+    parts = model.parts(batch.z, psi, batch.maps)
+    normality_target = y if options.printed_normality_target else 1 - y
+    terms = Losses(
+        flow_normal=flow_normal,
+        flow_anomaly=flow_anomaly,
+        mim=mim_loss(posterior, model.prototypes.weight, options.printed_mutual_information),
+        score_g=binary_cross_entropy_with_logits(parts.g, y),
+        score_a=binary_cross_entropy_with_logits(parts.a, y),
+        score_r=binary_cross_entropy_with_logits(parts.r, y),
+        score_n=binary_cross_entropy_with_logits(parts.n, normality_target),
+        penalty=0.5 * sum((weight.square().sum() for weight in model.head_weights()), start=y.new_zeros(())),
+    )
+    return terms, information(posterior.detach())
+
+
+def flow_losses(
+    model: MPFM, batch: Batch, normal: Tensor, options: Options, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """L_flow^n = −E log q(u | z_t) / d on normals, and the bounded push of anomalies.
+
+    u = z_T − z_0 on the straight path z_t = (1−t) z_0 + t z_T, t uniform. The push is
+    softplus(log q_a / d − mean log q_n / d + margin): it fades once anomalies are unlikely enough.
+    """
+    z_0 = batch.z
+    z_end = model.prototypes.sample(len(z_0), generator) if batch.end is None else batch.end
+    t = torch.rand(len(z_0), 1, generator=generator).to(z_0.device)
+    q = model.velocity((1 - t) * z_0 + t * z_end, t)
+    log_prob = q.log_prob(z_end - z_0, options.velocity_scale) / z_0.shape[1]
+    of_normals = log_prob[normal].mean()
+    if normal.all():
+        return -of_normals, log_prob.new_zeros(())
+    margin = log_prob[~normal] - of_normals.detach() + options.push_margin
+    return -of_normals, softplus(margin).mean()

@@ -1,0 +1,190 @@
+"""The training loop: batches from stored features, AdamW, history, and a state to go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpfm_kedro.model.mpfm import MPFM
+from mpfm_kedro.model.mutual_information import information, mim_loss
+from mpfm_kedro.model.objective import Batch, Losses, Options, losses
+
+
+@dataclass(frozen=True)
+class FeatureRows:
+    """Features of some images or views.
+
+    Args:
+        pooled: stored pooled statistics (n, d), fp32.
+        maps: stored maps of all rows, memory-mapped (rows, C, H', W'), fp16.
+        rows: the row of each image in ``maps`` (n,).
+        source: the sample that each image was made of (n,).
+    """
+
+    pooled: np.ndarray
+    maps: np.ndarray
+    rows: np.ndarray
+    source: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, index: np.ndarray) -> FeatureRows:
+        """Some of the images."""
+        return FeatureRows(self.pooled[index], self.maps, self.rows[index], self.source[index])
+
+    def map_batch(self, index: Any = slice(None)) -> Tensor:
+        """Maps of some of the images, (B, C, H', W'), fp16."""
+        return torch.from_numpy(np.ascontiguousarray(self.maps[self.rows[index]]))
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Images with their places in the prototype space, as far as these are known in closed form.
+
+    Args:
+        rows: the features.
+        start: ψ_0 by modes fitted without the sample, (n, d), or None without a closed-form start.
+        end: z_T coupled to z_0 inside its mode, (n, d), or None when z_T is drawn from the prototypes (printed).
+    """
+
+    rows: FeatureRows
+    start: np.ndarray | None = None
+    end: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """What a run may learn from: normals, pseudo-anomalies made of them, known anomalies with their views."""
+
+    normals: Moved
+    pseudo: Moved
+    anomalies: Moved
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and with which batches."""
+
+    epochs: int
+    iterations_per_epoch: int
+    normals_per_batch: int
+    anomalies_per_batch: int
+    pseudo_share: float
+    learning_rate: float
+    weight_decay: float
+    clip_norm: float
+
+
+@dataclass
+class State:
+    """Everything that training needs to go on: after ``epoch`` epochs."""
+
+    epoch: int = 0
+    model: dict[str, Any] = field(default_factory=dict)
+    optimiser: dict[str, Any] = field(default_factory=dict)
+    generator: Tensor | None = None
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+def train(
+    model: MPFM,
+    data: TrainingSet,
+    schedule: Schedule,
+    options: Options,
+    seed: int,
+    state: State | None = None,
+    checkpoint: Callable[[State], None] | None = None,
+) -> list[dict[str, float]]:
+    """Train in place and return one row of history an epoch.
+
+    Args:
+        model: the initialised model, on its device.
+        data: what the run may learn from.
+        schedule: length and batches.
+        options: the objective.
+        seed: of batches and noise.
+        state: where an interrupted training of the same run stopped.
+        checkpoint: called after each epoch with the state.
+    """
+    device = model.pooled_center.device
+    generator = torch.Generator().manual_seed(seed)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay)
+    state = state or State()
+    if state.epoch:
+        assert state.generator is not None
+        model.load_state_dict(state.model)
+        optimiser.load_state_dict(state.optimiser)
+        generator.set_state(state.generator)
+    history = list(state.history)
+    for epoch in range(state.epoch, schedule.epochs):
+        sums: dict[str, float] = {}
+        for _ in range(schedule.iterations_per_epoch):
+            batch = draw_batch(model, data, schedule, generator, device)
+            terms, info = losses(model, batch, options, generator)
+            total = terms.total(options)
+            optimiser.zero_grad(set_to_none=True)
+            total.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), schedule.clip_norm)
+            optimiser.step()
+            for name, value in _row(terms, total, info.mutual, len(model.prototypes.logit)).items():
+                sums[name] = sums.get(name, 0.0) + value / schedule.iterations_per_epoch
+        history.append({"epoch": epoch + 1} | sums | monitor(model, data.normals, options, device))
+        if checkpoint is not None:
+            checkpoint(
+                State(epoch + 1, model.state_dict(), optimiser.state_dict(), generator.get_state(), list(history))
+            )
+    return history
+
+
+def draw_batch(
+    model: MPFM, data: TrainingSet, schedule: Schedule, generator: torch.Generator, device: torch.device
+) -> Batch:
+    """Normals, a share of them replaced by pseudo-anomalies, and known anomalies in random views."""
+    n_pseudo = round(schedule.pseudo_share * schedule.normals_per_batch) if len(data.pseudo.rows) else 0
+    n_known = schedule.anomalies_per_batch if len(data.anomalies.rows) else 0
+    sizes = (schedule.normals_per_batch - n_pseudo, n_pseudo, n_known)
+    pieces = []
+    for moved, size in zip((data.normals, data.pseudo, data.anomalies), sizes, strict=True):
+        if size:
+            pieces.append((moved, torch.randint(len(moved.rows), (size,), generator=generator).numpy()))
+    pooled = np.concatenate([moved.rows.pooled[index] for moved, index in pieces])
+    maps = torch.cat([moved.rows.map_batch(index) for moved, index in pieces])
+    return Batch(
+        z=model.z(torch.from_numpy(pooled).to(device)),
+        start=_gather([(moved.start, index) for moved, index in pieces], device),
+        end=_gather([(moved.end, index) for moved, index in pieces], device),
+        maps=model.maps(maps.to(device)),
+        label=torch.tensor([0.0] * sizes[0] + [1.0] * sum(sizes[1:]), device=device),
+    )
+
+
+def _gather(pieces: list[tuple[np.ndarray | None, np.ndarray]], device: torch.device) -> Tensor | None:
+    known = [array[index] for array, index in pieces if array is not None]
+    return torch.from_numpy(np.concatenate(known)).to(device) if len(known) == len(pieces) else None
+
+
+def monitor(model: MPFM, normals: Moved, options: Options, device: torch.device) -> dict[str, float]:
+    """Once an epoch, on up to 256 normals: entropy of the assignments, used prototypes, size of the MIM gradient."""
+    z = model.z(torch.from_numpy(normals.rows.pooled[:256]).to(device))
+    start = None if normals.start is None else torch.from_numpy(normals.start[:256]).to(device)
+    posterior = model.prototypes.posterior(model.psi(z, start), options.mim_sharpness)
+    loss = mim_loss(posterior, model.prototypes.weight, options.printed_mutual_information)
+    gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    size = sum(float(g.square().sum()) for g in gradients if g is not None) ** 0.5
+    return {
+        "assignment_entropy": float(information(posterior.detach()).marginal_entropy),
+        "used_prototypes": int(posterior.detach().argmax(1).unique().numel()),
+        "mim_gradient": size,
+    }
+
+
+def _row(terms: Losses, total: Tensor, mutual: Tensor, n_prototypes: int) -> dict[str, float]:
+    row = {name: float(value.detach()) for name, value in terms._asdict().items()}
+    share = float(mutual) / float(np.log(n_prototypes)) if n_prototypes > 1 else 0.0
+    return row | {"total": float(total.detach()), "information_share": share}

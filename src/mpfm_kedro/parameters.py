@@ -1,0 +1,146 @@
+"""Typed parameters: every name a user may set, its type and its range.
+
+``conf/base/parameters*.yml`` holds the values; this file holds the contract. It is checked as a whole
+before anything runs, so that a typing error costs seconds and not hours.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mpfm_kedro.errors import InputError
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+Repair = Literal["repaired", "printed"]
+View = Literal["hflip", "vflip", "rot90", "rot180", "rot270", "transpose", "transverse"]
+Statistic = Literal["mean", "max", "std"]
+
+
+class Group(BaseModel):
+    """A group of parameters: unknown names and wrong types are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class IngestionParameters(Group):
+    """How strictly the raw images are checked."""
+
+    allow_partial: bool
+    max_unreadable_share: Share
+    max_megapixels: Positive
+
+
+class FeatureParameters(Group):
+    """What the frozen backbone computes of each image."""
+
+    weights_file: str | None
+    layers: Annotated[list[str], Field(min_length=1)]
+    statistics: Annotated[list[Statistic], Field(min_length=1)]
+    cutmix_views: Annotated[int, Field(ge=0)]
+    anomaly_views: list[View]
+    normal_views: list[View]
+    batch_size: Count
+    workers: Annotated[int, Field(ge=0)]
+    compile: bool
+
+
+class PrototypeParameters(Group):
+    """Modes of the normals and the Gaussian-mixture prototypes."""
+
+    n_prototypes: Count
+    max_modes: Count
+    min_mode_size: Count
+
+
+class RepairParameters(Group):
+    """The five named repairs of the printed method; docs in the README, section Method."""
+
+    mutual_information: Repair
+    normality_target: Repair
+    coupling: Repair
+    transport_start: Repair
+    fusion: Repair
+
+
+class TrainingParameters(Group):
+    """The objective and its optimisation."""
+
+    epochs: Annotated[int, Field(ge=0)]
+    iterations_per_epoch: Count
+    normals_per_batch: Count
+    anomalies_per_batch: Count
+    pseudo_share: Share
+    learning_rate: Positive
+    weight_decay: Annotated[float, Field(ge=0)]
+    clip_norm: Positive
+    mim_weight: Annotated[float, Field(ge=0)]
+    mim_sharpness: Positive
+    push_margin: Annotated[float, Field(ge=0)]
+    transport_steps: Count
+    hidden: Count
+    held_back_share: Annotated[float, Field(gt=0, lt=0.5)]
+    top_share: Annotated[float, Field(gt=0, le=1)]
+
+
+class ComputeParameters(Group):
+    """Where runs are computed: processes of this machine, or a Dask cluster."""
+
+    processes: Annotated[int, Field(ge=0)]
+    dask_scheduler: str | None
+
+
+class Parameters(Group):
+    """All parameters of the project."""
+
+    dataset: str
+    category: str
+    data_root: str
+    known_class: str
+    n_anomalies: Count | Annotated[list[Count], Field(min_length=1)]
+    n_seeds: Count
+    image_size: Annotated[int, Field(ge=32, le=4096)]
+    backbone: str
+    device: Literal["auto", "cpu", "cuda"]
+    ingestion: IngestionParameters
+    features: FeatureParameters
+    prototypes: PrototypeParameters
+    repairs: RepairParameters
+    training: TrainingParameters
+    compute: ComputeParameters
+
+
+def check_parameters(values: Mapping[str, Any]) -> Parameters:
+    """Validate all parameters at once; an error names each wrong one and the nearest valid name."""
+    try:
+        return Parameters.model_validate(dict(values))
+    except ValidationError as error:
+        raise InputError("\n".join(_explain(problem) for problem in error.errors())) from None
+
+
+def _explain(problem: Any) -> str:
+    location = [str(part) for part in problem["loc"]]
+    name = ".".join(location)
+    if problem["type"] == "extra_forbidden":
+        group = _group_at(location[:-1])
+        known = sorted(group.model_fields)
+        near = difflib.get_close_matches(location[-1], known, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known names: {', '.join(known)}"
+        return f"Unknown parameter '{name}': {hint}"
+    if problem["type"] == "missing":
+        return f"Parameter '{name}' is missing from the configuration"
+    return f"Parameter '{name}' = {problem['input']!r}: {problem['msg']}"
+
+
+def _group_at(location: list[str]) -> type[Group]:
+    group: type[Group] = Parameters
+    for part in location:
+        annotation = group.model_fields[part].annotation
+        assert isinstance(annotation, type)
+        group = annotation
+    return group

@@ -1,0 +1,88 @@
+"""Which views of which samples are needed, and their features."""
+
+from __future__ import annotations
+
+import logging
+
+import pandas as pd
+
+from mpfm_kedro.backbones.views import CUTMIX, ORIGINAL
+from mpfm_kedro.backbones.weights import BackboneWeights
+from mpfm_kedro.io.feature_store import KEY, Features, FeatureSpec, FeatureStore
+from mpfm_kedro.io.images import ImageLoader
+from mpfm_kedro.parameters import FeatureParameters
+from mpfm_kedro.progress import progress
+
+logger = logging.getLogger(__name__)
+
+
+def plan_views(samples: pd.DataFrame, parameters: FeatureParameters) -> pd.DataFrame:
+    """One row for each image that the backbone will see.
+
+    Every readable sample as it is; CutMix pseudo-anomalies (and turned views, if asked for) of training normals;
+    turned views of anomalies, any of which may become a known one.
+    """
+    readable = samples[samples["problem"] == ""]
+    train, anomalies = readable[readable["split"] == "train"], readable[readable["split"] == "anomaly"]
+    plan = [(readable, ORIGINAL)]
+    plan += [(train, f"{CUTMIX}{number}") for number in range(parameters.cutmix_views)]
+    plan += [(train, view) for view in parameters.normal_views]
+    plan += [(anomalies, view) for view in parameters.anomaly_views]
+    columns = ["sample_id", "path", "crop", "content_hash"]
+    return pd.concat([part[columns].assign(view=view) for part, view in plan], ignore_index=True)
+
+
+def extract_features(
+    views: pd.DataFrame,
+    images: ImageLoader,
+    weights: BackboneWeights,
+    store: FeatureStore,
+    image_size: int,
+    device: str,
+    parameters: FeatureParameters,
+) -> Features:
+    """Compute the rows that the store does not have yet, and say where every view's row is."""
+    import torch
+
+    from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract, pool
+    from mpfm_kedro.compute import torch_device
+
+    backbone = Backbone(weights.name, weights.tensors, parameters.layers)
+    with torch.inference_mode():
+        maps = backbone(torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8))
+    spec = FeatureSpec(
+        backbone=weights.name,
+        weights_digest=weights.digest,
+        image_size=image_size,
+        layers=backbone.layers,
+        map_layer=backbone.layers[-1],
+        statistics=tuple(parameters.statistics),
+        pooled_size=pool(maps, parameters.statistics).shape[1],
+        map_shape=tuple(maps[-1].shape[1:]),  # type: ignore[arg-type]
+    )
+    folder = store.open(spec)
+    keys = views[KEY].agg("|".join, axis=1)
+    missing = set(folder.missing(keys))
+    work = views[keys.isin(missing) & ~keys.duplicated()].reset_index(drop=True)
+    if len(work):
+        need = store.check_room(spec, len(work))
+        logger.info(
+            "Features: %d of %d views are new, %.2f GB in %s", len(work), len(keys.unique()), need / 1e9, folder.folder
+        )
+        batches = extract(
+            backbone,
+            ViewImages(work, images, image_size),
+            parameters.statistics,
+            torch_device(device),
+            parameters.batch_size,
+            parameters.workers,
+            parameters.compile,
+        )
+        with folder.writing() as writer, progress("Features", len(work), "images") as bar:
+            names = work[KEY].agg("|".join, axis=1).tolist()
+            for pooled, last_map in batches:
+                done = bar.done
+                writer.append(names[done : done + len(pooled)], pooled.numpy(), last_map.numpy())
+                bar.advance(len(pooled))
+    folder = store.open(spec)
+    return Features(views[["sample_id", *KEY]].assign(row=keys.map(folder.row_of)), folder)

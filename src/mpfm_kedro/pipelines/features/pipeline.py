@@ -1,0 +1,25 @@
+"""Features: the frozen backbone over every sample and view, once."""
+
+from __future__ import annotations
+
+from kedro.pipeline import Pipeline, node
+
+from mpfm_kedro.pipelines.features.nodes import extract_features, plan_views
+
+
+def create_pipeline(**_: object) -> Pipeline:
+    """The stage that every setting shares."""
+    return Pipeline(
+        [
+            node(plan_views, ["samples", "params:features"], "views", name="plan_views"),
+            node(
+                extract_features,
+                ["views", "images", "backbone_weights", "feature_store"]
+                + ["params:image_size", "params:device", "params:features"],
+                "features",
+                name="extract_features",
+            ),
+        ],
+        namespace="features",
+        prefix_datasets_with_namespace=False,
+    )

@@ -1,0 +1,3 @@
+from mpfm_kedro.pipelines.ingestion.pipeline import create_pipeline
+
+__all__ = ["create_pipeline"]

@@ -1,0 +1,20 @@
+"""Ingestion: raw files, sample table, split of the normals."""
+
+from __future__ import annotations
+
+from kedro.pipeline import Pipeline, node
+
+from mpfm_kedro.pipelines.ingestion.nodes import check_images, list_samples, split_normals
+
+
+def create_pipeline(**_: object) -> Pipeline:
+    """The stage that every setting shares."""
+    return Pipeline(
+        [
+            node(list_samples, ["images", "params:category", "params:ingestion"], "listed_samples", name="list_samples"),
+            node(check_images, ["listed_samples", "images", "params:ingestion"], "checked_samples", name="check_images"),
+            node(split_normals, "checked_samples", "samples", name="split_normals"),
+        ],
+        namespace="ingestion",
+        prefix_datasets_with_namespace=False,
+    )

@@ -1,0 +1,61 @@
+"""Progress of long loops: a bar with the time left on a terminal, log lines otherwise."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+logger = logging.getLogger(__name__)
+SECONDS_BETWEEN_LINES = 20.0
+
+
+class Progress:
+    """Counts what is done of ``total`` and says so; ``advance`` is called after each piece."""
+
+    def __init__(self, label: str, total: int, unit: str, done: int = 0) -> None:
+        self.label, self.total, self.unit, self.done = label, total, unit, done
+        self._first = done
+        self._start = self._said = time.monotonic()
+        self._bar = None
+        if sys.stderr.isatty():
+            self._bar = tqdm(total=total, initial=done, desc=label, unit=f" {unit}", dynamic_ncols=True)
+
+    def advance(self, n: int = 1) -> None:
+        """Count ``n`` more."""
+        self.done += n
+        if self._bar is not None:
+            self._bar.update(n)
+        elif time.monotonic() - self._said > SECONDS_BETWEEN_LINES and self.done < self.total:
+            self._said = time.monotonic()
+            logger.info("%s", self.line())
+
+    def line(self) -> str:
+        """What is done, at which rate, and how long the rest takes."""
+        rate = (self.done - self._first) / max(time.monotonic() - self._start, 1e-9)
+        left = (self.total - self.done) / rate if rate else float("inf")
+        return (
+            f"{self.label}: {self.done} of {self.total} {self.unit}, "
+            f"{rate:.3g} {self.unit} a second, about {left:.0f} s left"
+        )
+
+    def close(self) -> None:
+        """Finish the bar."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+@contextmanager
+def progress(label: str, total: int, unit: str, done: int = 0) -> Iterator[Progress]:
+    """Show the progress of a loop over ``total`` units, ``done`` of which an earlier run has left."""
+    counter = Progress(label, total, unit, done)
+    try:
+        with logging_redirect_tqdm():
+            yield counter
+    finally:
+        counter.close()

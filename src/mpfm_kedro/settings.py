@@ -1,0 +1,8 @@
+"""Project settings, read by Kedro."""
+
+from mpfm_kedro.configuration import ProjectConfigLoader
+from mpfm_kedro.hooks import CheckParameters, ShowSummary
+
+HOOKS = (CheckParameters(), ShowSummary())
+CONFIG_LOADER_CLASS = ProjectConfigLoader
+CONFIG_LOADER_ARGS = {"base_env": "base", "default_run_env": "local"}

@@ -1,0 +1,34 @@
+"""Datasets: one file each, one line each in this registry."""
+
+from __future__ import annotations
+
+import difflib
+
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.sources import (
+    aitex,
+    brainmri,
+    elpv,
+    folder,
+    headct,
+    hyper_kvasir,
+    mastcam,
+    mvtec_ad,
+    optical,
+    sdd,
+)
+from mpfm_kedro.sources.source import Source
+
+SOURCES = {
+    module.SOURCE.name: module.SOURCE
+    for module in (mvtec_ad, optical, sdd, aitex, elpv, mastcam, hyper_kvasir, brainmri, headct, folder)
+}
+
+
+def get_source(name: str) -> Source:
+    """The source called ``name``; an unknown name is an error with the nearest one."""
+    if name not in SOURCES:
+        near = difflib.get_close_matches(name, SOURCES, n=1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise InputError(f"Unknown dataset '{name}'.{hint} Known: {', '.join(sorted(SOURCES))}")
+    return SOURCES[name]

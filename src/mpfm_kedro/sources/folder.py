@@ -1,0 +1,103 @@
+"""A user's own images: MVTec's layout, or ``good/`` beside one folder for each class of defects.
+
+    train/good, test/good, test/<defect>, and masks, if any, in ground_truth/<defect>/<name>_mask.png
+    good, <defect>, and masks, if any, likewise
+
+The first brings its split, unless there is no ``test/good``. No folder of defects at all is fine: then there
+is nothing to learn from but normals.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.sources.layout import find_folder, refuse_others, required_folder, required_images, subfolders
+from mpfm_kedro.sources.masks import check_mask_size
+from mpfm_kedro.sources.samples import image_files, sample, sample_table
+from mpfm_kedro.sources.source import Source
+
+logger = logging.getLogger(__name__)
+TITLE = "Own folder"
+LAYOUTS = "either good/ beside one folder for each defect, or train/good, test/good and test/<defect>"
+OBTAIN = f"your own images, as {LAYOUTS}"
+
+
+def locate(root: Path) -> Path:
+    """The data root itself if it has images of the layout, else ``folder`` in it."""
+    if (root / "good").is_dir() or (root / "train" / "good").is_dir():
+        return root
+    return find_folder(root / "folder", TITLE, ["good", "train"], OBTAIN)
+
+
+def list_samples(folder: Path) -> pd.DataFrame:
+    """The images of whichever layout is there."""
+    beside, parted = (folder / "good").is_dir(), (folder / "train" / "good").is_dir()
+    if beside and parted:
+        raise InputError(f"{TITLE}: {folder} has both good/ and train/good; expected is {LAYOUTS}")
+    if not beside and not parted:
+        raise InputError(f"{TITLE}: {folder} has neither good/ nor train/good; expected is {LAYOUTS}")
+    return sample_table(_parted_rows(folder) if parted else _beside_rows(folder))
+
+
+def _beside_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    yield from _normal_rows(folder, folder / "good", "")
+    yield from _defect_rows(folder, folder)
+
+
+def _parted_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    refuse_others(folder, ["train", "test", "ground_truth"], TITLE)
+    refuse_others(folder / "train", ["good"], TITLE)
+    own_split = (folder / "test" / "good").is_dir()
+    yield from _normal_rows(folder, folder / "train" / "good", "train" if own_split else "")
+    if own_split:
+        yield from _normal_rows(folder, folder / "test" / "good", "test")
+    else:
+        logger.warning("%s: without %s, part of train/good will be the test", TITLE, folder / "test" / "good")
+    if (folder / "test").is_dir():
+        yield from _defect_rows(folder, folder / "test")
+
+
+def _normal_rows(folder: Path, images: Path, split: str) -> Iterator[dict[str, Any]]:
+    for image in required_images(images, TITLE):
+        yield sample("folder", image.relative_to(folder).as_posix(), 0, split=split)
+
+
+def _defect_rows(folder: Path, parent: Path) -> Iterator[dict[str, Any]]:
+    if loose := image_files(parent):
+        logger.warning("%s: %d images in no class folder are left out, e.g. %s", TITLE, len(loose), loose[0])
+    for images in subfolders(parent):
+        if images.name in ("good", "ground_truth"):
+            continue
+        masks = _masks(folder / "ground_truth" / images.name)
+        for image in required_images(images, TITLE):
+            mask = masks.get(f"{image.stem}_mask", masks.get(image.stem))
+            if mask:
+                check_mask_size(mask, image, TITLE)
+            elif masks:
+                logger.warning("%s: %s has no mask in ground_truth", TITLE, image)
+            mask_path = mask.relative_to(folder).as_posix() if mask else ""
+            yield sample("folder", image.relative_to(folder).as_posix(), 1, images.name, mask_path=mask_path)
+
+
+def _masks(folder: Path) -> dict[str, Path]:
+    if not folder.is_dir():
+        return {}
+    return {mask.stem: mask for mask in image_files(required_folder(folder, TITLE))}
+
+
+SOURCE = Source(
+    name="folder",
+    title=TITLE,
+    licence="yours",
+    obtain=OBTAIN,
+    counts=None,
+    split="listed",
+    locate=locate,
+    list_samples=list_samples,
+)

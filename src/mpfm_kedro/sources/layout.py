@@ -1,0 +1,85 @@
+"""Folders of a download: what may wrap them, what must be in them, what must not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.sources.samples import IMAGE_SUFFIXES, image_files
+
+logger = logging.getLogger(__name__)
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """The visible folders directly in a folder, sorted; what archivers leave behind is passed over."""
+    return sorted(
+        entry
+        for entry in folder.iterdir()
+        if entry.is_dir() and not entry.name.startswith(".") and entry.name != "__MACOSX"
+    )
+
+
+def find_folder(folder: Path, title: str, expected: Sequence[str], obtain: str) -> Path:
+    """The folder that holds any of the ``expected`` names (patterns), below single folders that wrap it.
+
+    Archives often unpack into a folder of their own, once or twice, so a user's copy is rarely exactly where
+    the layout says.
+    """
+    if not folder.is_dir():
+        raise InputError(
+            f"{title}: the folder {folder} is missing; it should hold {', '.join(expected)}. "
+            f"The files come from {obtain}"
+        )
+    inner = folder
+    while not any(fnmatch(entry.name, pattern) for entry in inner.iterdir() for pattern in expected):
+        inside = subfolders(inner)
+        if len(inside) != 1:
+            raise InputError(f"{title}: {inner} should hold {', '.join(expected)}, and holds none of it")
+        inner = inside[0]
+    return inner
+
+
+def required_folder(folder: Path, title: str) -> Path:
+    """``folder``, or the folder of the same name inside it, as some archives unpack."""
+    if not folder.is_dir():
+        raise InputError(f"{title}: the folder {folder} is missing")
+    while (folder / folder.name).is_dir():
+        folder = folder / folder.name
+    return folder
+
+
+def required_images(folder: Path, title: str) -> list[Path]:
+    """The images of a folder that must be there and must not be empty; files of other kinds are reported."""
+    folder = required_folder(folder, title)
+    files = image_files(folder)
+    others = {file.name for file in folder.iterdir() if file.is_file()} - {file.name for file in files}
+    if visible := sorted(name for name in others if not name.startswith(".")):
+        logger.warning("%s: %d files in %s are no images, e.g. %s", title, len(visible), folder, visible[0])
+    if not files:
+        raise InputError(
+            f"{title}: no image directly in {folder}; expected are {' '.join(sorted(IMAGE_SUFFIXES))}"
+        )
+    return files
+
+
+def refuse_others(folder: Path, allowed: Collection[str], title: str) -> None:
+    """Raise for an unknown folder: walked, it would be one more class; passed over, its images were lost."""
+    for other in subfolders(folder):
+        if other.name not in allowed:
+            raise InputError(f"{title}: unknown folder {other}; expected are {', '.join(sorted(allowed))}")
+
+
+def class_folders(folder: Path, classes: Collection[str], title: str) -> dict[str, Path]:
+    """The folder of each class that is there.
+
+    A class that is missing is reported here and no error yet: whether a partial copy will do is decided where
+    the samples are counted.
+    """
+    refuse_others(folder, classes, title)
+    there = {path.name: required_folder(path, title) for path in subfolders(folder)}
+    for name in sorted(set(classes) - set(there)):
+        logger.warning("%s: the folder %s is missing; its class is left out", title, folder / name)
+    return there

@@ -1,0 +1,80 @@
+"""The sample table: one row an image or crop.
+
+Columns as a source lists them (``LISTED``):
+    dataset, category, sample_id, path (below the source's folder), crop ("left,upper,right,lower" or ""),
+    mask_path ("" without one, several joined with "|"), label (0 normal, 1 anomaly),
+    defect_class ("" for normals), split (train | test for normals of a source with its own split, "" where it
+    is made here), group (the physical item: samples of one group are not independent).
+Ingestion adds ``CHECKED``: content_hash, width, height, mode and problem ("" for a readable image).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from mpfm_kedro.errors import InputError
+
+LISTED = [
+    "dataset",
+    "category",
+    "sample_id",
+    "path",
+    "crop",
+    "mask_path",
+    "label",
+    "defect_class",
+    "split",
+    "group",
+]
+CHECKED = ["content_hash", "width", "height", "mode", "problem"]
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".npy"}
+
+
+def sample(dataset: str, path: str, label: int, defect_class: str = "", **more: str) -> dict[str, Any]:
+    """One row of a sample table; what is not given is empty, the id is path and crop."""
+    row = dict.fromkeys(LISTED, "") | {
+        "dataset": dataset,
+        "path": path,
+        "label": label,
+        "defect_class": defect_class,
+        **more,
+    }
+    row["sample_id"] = f"{path}#{row['crop']}" if row["crop"] else path
+    row["group"] = row["group"] or row["sample_id"]
+    return row
+
+
+def sample_table(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows as a table sorted by id, the order in which splits and draws are made."""
+    table = pd.DataFrame([dict(row) for row in rows], columns=LISTED)
+    table = table.sort_values("sample_id", ignore_index=True)
+    repeated = table["sample_id"][table["sample_id"].duplicated()]
+    if len(repeated):
+        raise InputError(f"Sample id listed twice: {repeated.iloc[0]}")
+    return table
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The visible images directly in a folder, sorted, whatever the case of their suffix."""
+    return sorted(
+        file
+        for file in folder.iterdir()
+        if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".") and file.is_file()
+    )
+
+
+def parse_crop(crop: str) -> tuple[int, int, int, int] | None:
+    """The box of a crop, or None for the whole image."""
+    if not crop:
+        return None
+    left, upper, right, lower = (int(part) for part in crop.split(","))
+    return left, upper, right, lower
+
+
+def format_crop(box: tuple[int, int, int, int]) -> str:
+    """A box as the table writes it; the inverse of ``parse_crop``."""
+    return ",".join(str(edge) for edge in box)

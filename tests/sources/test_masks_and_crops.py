@@ -1,0 +1,113 @@
+"""Properties of crops and masks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.sources import aitex, sdd
+from mpfm_kedro.sources.masks import holds_defect, image_size, read_mask
+from mpfm_kedro.sources.samples import format_crop, parse_crop
+
+sides = st.integers(1, 5000)
+tilings = st.sampled_from([aitex.patches, sdd.strips])
+
+
+@given(tiling=tilings, width=sides, height=sides)
+def test_boxes_cover_the_image_without_overlap(tiling, width, height):
+    boxes = tiling(width, height)
+    assert all(
+        0 <= left <= right <= width and 0 <= upper <= lower <= height for left, upper, right, lower in boxes
+    )
+    assert sum((right - left) * (lower - upper) for left, upper, right, lower in boxes) == width * height
+    ends, starts = [box[2:] for box in boxes[:-1]], [box[:2] for box in boxes[1:]]
+    axis = 0 if tiling is aitex.patches else 1
+    assert [end[axis] for end in ends] == [start[axis] for start in starts]
+
+
+@given(width=sides)
+def test_patches_are_256_wide_but_the_last(width):
+    widths = [right - left for left, _, right, _ in aitex.patches(width, 256)]
+    assert widths[:-1] == [256] * (len(widths) - 1)
+    assert 1 <= widths[-1] <= 256
+
+
+@given(height=st.integers(3, 5000))
+def test_strips_are_the_published_thirds(height):
+    strips = sdd.strips(500, height)
+    assert [(box[1], box[3]) for box in strips] == [
+        (0, height // 3),
+        (height // 3, 2 * height // 3),
+        (2 * height // 3, height),
+    ]
+
+
+@given(box=st.tuples(sides, sides, sides, sides))
+def test_crops_are_read_as_they_are_written(box):
+    assert parse_crop(format_crop(box)) == box
+
+
+def test_no_crop_is_the_whole_image():
+    assert parse_crop("") is None
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    width=st.integers(1, 700),
+    height=st.integers(3, 40),
+    marks=st.lists(st.tuples(st.floats(0, 0.999), st.floats(0, 0.999)), max_size=4),
+    mode=st.sampled_from(["L", "LA", "P", "RGB", "RGBA", "1"]),
+    tiling=tilings,
+)
+def test_label_is_whether_the_mask_has_a_pixel_in_the_box(width, height, marks, mode, tiling):
+    pixels = np.zeros((height, width), np.uint8)
+    for x, y in marks:
+        pixels[int(y * height), int(x * width)] = 255
+    with TemporaryDirectory() as folder:
+        mask = Path(folder) / "mask.png"
+        Image.fromarray(pixels).convert(mode).save(mask)
+        marked = read_mask([mask], mask, "test")
+    assert marked.shape == (height, width)
+    assert (marked == (pixels > 0)).all()
+    for left, upper, right, lower in tiling(width, height):
+        expected = any(left <= int(x * width) < right and upper <= int(y * height) < lower for x, y in marks)
+        assert holds_defect(marked, (left, upper, right, lower)) == expected
+
+
+def test_masks_of_one_image_are_merged(tmp_path, draw):
+    image = draw(tmp_path / "image.png", (4, 3))
+    masks = [draw(tmp_path / "a.png", (4, 3), ((0, 0),)), draw(tmp_path / "b.png", (4, 3), ((3, 2),))]
+    marked = read_mask(masks, image, "test")
+    assert np.argwhere(marked).tolist() == [[0, 0], [2, 3]]
+
+
+def test_palette_counts_by_its_colours(tmp_path):
+    """Index 0 is white in this mask: what is marked is the colour, not the number."""
+    mask = Image.fromarray(np.array([[0, 1], [1, 1]], np.uint8)).convert("P")
+    mask.putpalette([255, 255, 255, 0, 0, 0])
+    mask.save(tmp_path / "mask.png")
+    marked = read_mask([tmp_path / "mask.png"], tmp_path / "mask.png", "test")
+    assert np.argwhere(marked).tolist() == [[0, 0]]
+
+
+def test_masks_of_a_broken_image_must_agree(tmp_path, draw):
+    masks = [draw(tmp_path / "a.png", (4, 3)), draw(tmp_path / "b.png", (4, 4))]
+    (tmp_path / "image.png").write_bytes(b"no image")
+    with pytest.raises(InputError, match="differ in size"):
+        read_mask(masks, tmp_path / "image.png", "test")
+
+
+def test_truncated_mask_is_named(tmp_path):
+    mask = tmp_path / "mask.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64), np.uint8)).save(mask)
+    mask.write_bytes(mask.read_bytes()[:400])
+    assert image_size(mask) == (64, 64)
+    with pytest.raises(InputError, match=r"cannot read the mask .*mask\.png"):
+        read_mask([mask], mask, "test")
