@@ -19,4 +19,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         super().__init__(*args, custom_resolvers={**custom, "param": self._parameter}, **kwargs)
 
     def _parameter(self, name: str) -> Any:
-        return self["parameters"][name]
+        value = self["parameters"]
+        for part in name.split("."):
+            value = value[part]
+        return value

@@ -82,6 +82,7 @@ class TrainingParameters(Group):
     mim_weight: Annotated[float, Field(ge=0)]
     mim_sharpness: Positive
     push_margin: Annotated[float, Field(ge=0)]
+    head_penalty: Annotated[float, Field(ge=0)]
     transport_steps: Count
     hidden: Count
     held_back_share: Annotated[float, Field(gt=0, lt=0.5)]

@@ -86,15 +86,6 @@ KNOWN = {
 
 
 @dataclass(frozen=True, eq=False)
-class BackboneWeights:
-    """The weights of a torchvision classifier, with the digest that names them."""
-
-    name: str
-    digest: str
-    tensors: dict[str, Tensor]
-
-
-@dataclass(frozen=True, eq=False)
 class Obtained:
     """What an origin gave, and the file it came from."""
 

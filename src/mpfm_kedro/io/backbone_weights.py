@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from kedro.io import AbstractDataset
 
-if TYPE_CHECKING:  # torch takes seconds to import, and Kedro imports this file at start-up
-    from mpfm_kedro.backbones.weights import BackboneWeights
+
+@dataclass(frozen=True, eq=False)
+class BackboneWeights:
+    """The weights of a torchvision classifier (tensors by name), with the digest that names them."""
+
+    name: str
+    digest: str
+    tensors: Mapping[str, Any]
 
 
-class BackboneWeightsDataset(AbstractDataset[None, "BackboneWeights"]):
+class BackboneWeightsDataset(AbstractDataset[None, BackboneWeights]):
     """Weights of a torchvision classifier, obtained on the first load and kept below ``filepath``.
 
     Args:
@@ -35,7 +43,8 @@ class BackboneWeightsDataset(AbstractDataset[None, "BackboneWeights"]):
 
     def load(self) -> BackboneWeights:
         """The weights, with the digest of their tensors."""
-        from mpfm_kedro.backbones.weights import BackboneWeights, digest, obtain_weights
+        # torch takes seconds to import, and Kedro imports this file at start-up
+        from mpfm_kedro.backbones.weights import digest, obtain_weights
 
         tensors = obtain_weights(self._name, self._folder, self._weights_file)
         return BackboneWeights(self._name, digest(tensors), tensors)

@@ -79,12 +79,16 @@ class StoreFolder:
     @cached_property
     def pooled(self) -> np.ndarray:
         """Pooled statistics (rows, pooled_size), fp32, memory-mapped."""
-        return np.memmap(self.folder / "pooled.f32", np.float32, "r", shape=(len(self.row_of), self.spec.pooled_size))
+        return np.memmap(
+            self.folder / "pooled.f32", np.float32, "r", shape=(len(self.row_of), self.spec.pooled_size)
+        )
 
     @cached_property
     def maps(self) -> np.ndarray:
         """Feature maps F (rows, C, H', W'), fp16, memory-mapped."""
-        return np.memmap(self.folder / "maps.f16", np.float16, "r", shape=(len(self.row_of), *self.spec.map_shape))
+        return np.memmap(
+            self.folder / "maps.f16", np.float16, "r", shape=(len(self.row_of), *self.spec.map_shape)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         # A process that is handed a store maps the files itself.
@@ -159,7 +163,9 @@ class FeatureStore:
         self.root.mkdir(parents=True, exist_ok=True)
         need, free = rows * spec.row_bytes, shutil.disk_usage(self.root).free
         if need > free:
-            raise InputError(f"{self.root} needs {need / 1e9:.1f} GB for features, {free / 1e9:.1f} GB are free")
+            raise InputError(
+                f"{self.root} needs {need / 1e9:.1f} GB for features, {free / 1e9:.1f} GB are free"
+            )
         return need
 
     def overview(self) -> pd.DataFrame:
@@ -178,7 +184,9 @@ class FeatureStore:
     def free(self, name: str) -> None:
         """Delete one store."""
         if name not in set(self.overview()["store"]):
-            raise InputError(f"No feature store '{name}' in {self.root}; there are: {', '.join(self.overview()['store'])}")
+            raise InputError(
+                f"No feature store '{name}' in {self.root}; there are: {', '.join(self.overview()['store'])}"
+            )
         shutil.rmtree(self.root / name)
 
 
@@ -191,7 +199,9 @@ class Features:
 
     @cached_property
     def _rows(self) -> dict[tuple[str, str], int]:
-        return dict(zip(zip(self.index["sample_id"], self.index["view"], strict=True), self.index["row"], strict=True))
+        return dict(
+            zip(zip(self.index["sample_id"], self.index["view"], strict=True), self.index["row"], strict=True)
+        )
 
     def rows(self, sample_ids: Iterable[str], view: str = "original") -> np.ndarray:
         """Store rows of these samples in this view."""

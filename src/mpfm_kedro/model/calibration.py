@@ -22,11 +22,13 @@ class Calibration:
         center: (4, J).
         spread: (4, J).
         weight: (4,), not negative.
+        compressed: whether far scores are compressed; not in the printed sum.
     """
 
     center: np.ndarray
     spread: np.ndarray
     weight: np.ndarray
+    compressed: bool = True
 
     def standardise(self, parts: np.ndarray, mode: np.ndarray) -> np.ndarray:
         """Scores (n, 4) and modes (n,) → scores in units of the normals' spread, compressed by asinh, (n, 4).
@@ -34,7 +36,8 @@ class Calibration:
         asinh is the identity for ordinary scores and a logarithm far out, so that no single part decides by the
         length of its tail.
         """
-        return np.arcsinh((parts - self.center[:, mode].T) / self.spread[:, mode].T)
+        standardised = (parts - self.center[:, mode].T) / self.spread[:, mode].T
+        return np.arcsinh(standardised) if self.compressed else standardised
 
     def fuse(self, parts: np.ndarray, mode: np.ndarray) -> np.ndarray:
         """S = w_g S_g + w_a S_a + w_r S_r − w_n S_n, (n, 4) → (n,)."""
@@ -60,7 +63,9 @@ def calibrate(
         if len(own) >= MIN_NORMALS_OF_A_MODE:
             center[:, j], spread[:, j] = own.mean(0), own.std(0)
     flat = Calibration(center, np.where(spread > 1e-9, spread, 1.0), np.ones(4))
-    evidence = _evidence(flat.standardise(normals, modes) * SIGNS, flat.standardise(pseudo, pseudo_modes) * SIGNS)
+    evidence = _evidence(
+        flat.standardise(normals, modes) * SIGNS, flat.standardise(pseudo, pseudo_modes) * SIGNS
+    )
     return Calibration(flat.center, flat.spread, weights(evidence))
 
 
@@ -73,9 +78,9 @@ def weights(evidence: np.ndarray) -> np.ndarray:
     return np.concatenate([[1.0], 0.25 * np.clip(evidence[1:], 0, 1)])
 
 
-def plain_sum() -> Calibration:
-    """The printed fusion: S_g + S_a + S_r − S_n of raw scores is this without standardising."""
-    return Calibration(np.zeros((4, 1)), np.ones((4, 1)), np.ones(4))
+def plain_sum(n_modes: int) -> Calibration:
+    """The printed fusion: S_g + S_a + S_r − S_n of the raw scores."""
+    return Calibration(np.zeros((4, n_modes)), np.ones((4, n_modes)), np.ones(4), compressed=False)
 
 
 def _evidence(normals: np.ndarray, pseudo: np.ndarray) -> np.ndarray:

@@ -29,9 +29,7 @@ class Initialisation:
         fitted: the modes.
         tried: one row for each number of modes tried.
         prototypes: P_GM.
-        psi: ψ_0 of the fitted normals, by modes fitted without each (n, d); z itself without a closed-form start.
-        fold: the fold of each fitted normal (n,).
-        global_center: centre of their NLL per dimension.
+        global_center: centre of the normals' NLL per dimension, each by modes that were fitted without it.
         global_spread: its spread.
     """
 
@@ -39,8 +37,6 @@ class Initialisation:
     fitted: FittedModes
     tried: list[dict[str, float]]
     prototypes: PrototypeMixture
-    psi: np.ndarray
-    fold: np.ndarray
     global_center: float
     global_spread: float
 
@@ -53,22 +49,19 @@ def initialise(
     min_mode_size: int,
     seed: int,
     printed_start: bool = False,
-) -> tuple[Initialisation, list[Modes]]:
-    """Initialise on training normals; returns also the modes without each fold, for what is made of the normals."""
+) -> Initialisation:
+    """Initialise on training normals; held-back normals decide the shrinkage."""
     standardiser = fit_standardiser(normals)
     z = standardise(standardiser, normals.pooled)
     fitted, tried = fit_modes(z, standardise(standardiser, held_back.pooled), max_modes, min_mode_size, seed)
+    prototypes = fit_prototypes(
+        z if printed_start else move(fitted.modes, z), fitted, n_prototypes, seed, printed_start
+    )
     fold = folds(len(z), seed)
-    partial = [] if printed_start else modes_without_fold(z, fitted, fold)
-    inside = z if printed_start else move(fitted.modes, z)
-    psi = z if printed_start else move_by_fold(partial, z, fold)
-    prototypes = fit_prototypes(inside, fitted, n_prototypes, seed, printed_start)
+    psi = z if printed_start else move_by_fold(modes_without_fold(z, fitted, fold), z, fold)
     with torch.inference_mode():
         nll = -prototypes.log_prob(torch.from_numpy(psi)).numpy() / z.shape[1]
-    return (
-        Initialisation(standardiser, fitted, tried, prototypes, psi, fold, float(nll.mean()), float(nll.std())),
-        partial,
-    )
+    return Initialisation(standardiser, fitted, tried, prototypes, float(nll.mean()), float(nll.std()))
 
 
 def fit_standardiser(normals: FeatureRows) -> Standardiser:
@@ -119,7 +112,9 @@ def fit_prototypes(
     and s² = inertia / (d N).
     """
     if n_prototypes > len(psi):
-        logger.info("%d prototypes for %d normals are too many: %d are used", n_prototypes, len(psi), len(psi))
+        logger.info(
+            "%d prototypes for %d normals are too many: %d are used", n_prototypes, len(psi), len(psi)
+        )
         n_prototypes = len(psi)
     if printed_start:
         means = KMeans(n_prototypes, n_init=1, random_state=seed).fit(psi)

@@ -22,12 +22,16 @@ class PrototypeMixture(nn.Module):
     log_volume: Tensor
     scale: Tensor
 
-    def __init__(self, mean: Tensor, weight: Tensor, scale: float | Tensor, log_volume: Tensor | None = None) -> None:
+    def __init__(
+        self, mean: Tensor, weight: Tensor, scale: float | Tensor, log_volume: Tensor | None = None
+    ) -> None:
         super().__init__()
         self.mean = nn.Parameter(mean.float().clone())
         self.logit = nn.Parameter(weight.float().log())
         self.register_buffer("scale", torch.as_tensor(scale, dtype=torch.float32))
-        self.register_buffer("log_volume", torch.zeros(len(mean)) if log_volume is None else log_volume.float())
+        self.register_buffer(
+            "log_volume", torch.zeros(len(mean)) if log_volume is None else log_volume.float()
+        )
 
     @property
     def weight(self) -> Tensor:

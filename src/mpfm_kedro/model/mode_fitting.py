@@ -120,7 +120,10 @@ def modes_without_fold(z: np.ndarray, fitted: FittedModes, fold: np.ndarray) -> 
     result = []
     for number in range(int(fold.max()) + 1):
         kept = fold != number
-        spectra = [_spectrum(z[kept & (fitted.labels == j)], z[fitted.labels == j]) for j in range(fitted.modes.n_modes)]
+        spectra = [
+            _spectrum(z[kept & (fitted.labels == j)], z[fitted.labels == j])
+            for j in range(fitted.modes.n_modes)
+        ]
         weight = fitted.modes.weight.numpy()
         result.append(_build(spectra, weight, fitted.shrinkage, fitted.modes.place.numpy()))
     return result

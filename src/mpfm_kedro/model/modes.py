@@ -82,7 +82,9 @@ class Modes(nn.Module):
         inside = torch.einsum("bjd,jdr->bjr", offset, self.basis)
         a_in, a_out = self.variance.rsqrt(), self.remainder.rsqrt()
         g_in, g_out = (1 - time) + time * a_in, (1 - t) + t * a_out
-        return PathPoint(self._log_prob(offset, inside, g_in, g_out), self._velocity(offset, inside, g_in, g_out))
+        return PathPoint(
+            self._log_prob(offset, inside, g_in, g_out), self._velocity(offset, inside, g_in, g_out)
+        )
 
     def _log_prob(self, offset: Tensor, inside: Tensor, g_in: Tensor, g_out: Tensor) -> Tensor:
         d = offset.shape[2]
@@ -91,7 +93,9 @@ class Modes(nn.Module):
         outside = (offset.square().sum(2) - energy.sum(2)).clamp_min(0)
         quadratic = (energy / variance_in).sum(2) + outside / variance_out
         filled = self.basis.square().sum(1)
-        volume = (filled * (variance_in.log() - variance_out.log()[..., None])).sum(2) + d * variance_out.log()
+        volume = (filled * (variance_in.log() - variance_out.log()[..., None])).sum(
+            2
+        ) + d * variance_out.log()
         return self.weight.log() - 0.5 * (quadratic + volume + d * math.log(2 * math.pi))
 
     def _velocity(self, offset: Tensor, inside: Tensor, g_in: Tensor, g_out: Tensor) -> Tensor:

@@ -48,7 +48,13 @@ def endpoint(velocity: Velocity, z_t: Tensor, t: float, scale: float) -> tuple[T
 
 
 def reverse_step(
-    velocity: Velocity, z_t: Tensor, t: float, r: float, target_mean: Tensor, target_scale: float, scale: float
+    velocity: Velocity,
+    z_t: Tensor,
+    t: float,
+    r: float,
+    target_mean: Tensor,
+    target_scale: float,
+    scale: float,
 ) -> Step:
     """q(z_r | z_t) when component k ends in N(μ_k, s² I).
 

@@ -114,7 +114,9 @@ def train(
     """
     device = model.pooled_center.device
     generator = torch.Generator().manual_seed(seed)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay)
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay
+    )
     state = state or State()
     if state.epoch:
         assert state.generator is not None
@@ -137,7 +139,13 @@ def train(
         history.append({"epoch": epoch + 1} | sums | monitor(model, data.normals, options, device))
         if checkpoint is not None:
             checkpoint(
-                State(epoch + 1, model.state_dict(), optimiser.state_dict(), generator.get_state(), list(history))
+                State(
+                    epoch + 1,
+                    model.state_dict(),
+                    optimiser.state_dict(),
+                    generator.get_state(),
+                    list(history),
+                )
             )
     return history
 

@@ -7,7 +7,7 @@ import logging
 import pandas as pd
 
 from mpfm_kedro.backbones.views import CUTMIX, ORIGINAL
-from mpfm_kedro.backbones.weights import BackboneWeights
+from mpfm_kedro.io.backbone_weights import BackboneWeights
 from mpfm_kedro.io.feature_store import KEY, Features, FeatureSpec, FeatureStore
 from mpfm_kedro.io.images import ImageLoader
 from mpfm_kedro.parameters import FeatureParameters
@@ -67,7 +67,11 @@ def extract_features(
     if len(work):
         need = store.check_room(spec, len(work))
         logger.info(
-            "Features: %d of %d views are new, %.2f GB in %s", len(work), len(keys.unique()), need / 1e9, folder.folder
+            "Features: %d of %d views are new, %.2f GB in %s",
+            len(work),
+            len(keys.unique()),
+            need / 1e9,
+            folder.folder,
         )
         batches = extract(
             backbone,

@@ -26,7 +26,9 @@ def list_samples(images: ImageLoader, category: str, parameters: IngestionParame
     categories = sorted(samples["category"].unique())
     if category != "all":
         if category not in categories:
-            raise InputError(f"Unknown category '{category}' of {source.name}; it has: {', '.join(categories)}")
+            raise InputError(
+                f"Unknown category '{category}' of {source.name}; it has: {', '.join(categories)}"
+            )
         samples = samples[samples["category"] == category].reset_index(drop=True)
     if samples.empty:
         raise InputError(f"{source.title}: no image found in {images.folder}")
@@ -85,19 +87,19 @@ def check_images(listed: pd.DataFrame, images: ImageLoader, parameters: Ingestio
 
 
 def split_normals(checked: pd.DataFrame) -> pd.DataFrame:
-    """Divide the normals 3:1 by sorted name, unless the dataset has its own split; anomalies go to the draws.
+    """Divide the normals 3:1 by sorted name, unless they come with a split; anomalies go to the draws.
 
     The split is made over all listed names, so that an unreadable image moves no other one.
     """
     source = get_source(str(checked["dataset"].iloc[0]))
     samples = checked.copy()
     samples.loc[samples["label"] == 1, "split"] = "anomaly"
-    if source.split == "own":
-        return samples
-    for _, part in samples[samples["label"] == 0].groupby("category"):
+    for _, part in samples[samples["split"] == ""].groupby("category"):
         order = part.sort_values("sample_id").index.to_numpy()
         if len(order) < 2:
-            raise InputError(f"{source.title}: a 3:1 split needs at least two normal images, found {len(order)}")
+            raise InputError(
+                f"{source.title}: a 3:1 split needs at least two normal images, found {len(order)}"
+            )
         train, test = train_test_split(order, test_size=0.25, random_state=42)
         samples.loc[train, "split"] = "train"
         samples.loc[test, "split"] = "test"
@@ -111,7 +113,9 @@ def refuse_wrong_split(samples: pd.DataFrame) -> pd.DataFrame:
         normals = part["split"][part["label"] == 0].value_counts()
         train, test = int(normals.get("train", 0)), int(normals.get("test", 0))
         if train + test != normals.sum() or min(train, test) == 0:
-            raise InputError(f"{source.title} {category}: every normal belongs to train or test, found {dict(normals)}")
+            raise InputError(
+                f"{source.title} {category}: every normal belongs to train or test, found {dict(normals)}"
+            )
         if source.split == "three_to_one" and test != int(np.ceil((train + test) / 4)):
             raise InputError(f"{source.title} {category}: {train} to {test} normals is not a 3:1 split")
         if (part["split"][part["label"] == 1] != "anomaly").any():

@@ -11,8 +11,18 @@ def create_pipeline(**_: object) -> Pipeline:
     """The stage that every setting shares."""
     return Pipeline(
         [
-            node(list_samples, ["images", "params:category", "params:ingestion"], "listed_samples", name="list_samples"),
-            node(check_images, ["listed_samples", "images", "params:ingestion"], "checked_samples", name="check_images"),
+            node(
+                list_samples,
+                ["images", "params:category", "params:ingestion"],
+                "listed_samples",
+                name="list_samples",
+            ),
+            node(
+                check_images,
+                ["listed_samples", "images", "params:ingestion"],
+                "checked_samples",
+                name="check_images",
+            ),
             node(split_normals, "checked_samples", "samples", name="split_normals"),
         ],
         namespace="ingestion",

@@ -1,0 +1,18 @@
+"""The pipelines of the project: a table of contents."""
+
+from __future__ import annotations
+
+from kedro.pipeline import Pipeline
+
+from mpfm_kedro.pipelines import features, general_setting, hard_setting, ingestion
+
+
+def register_pipelines() -> dict[str, Pipeline]:
+    """All pipelines by name."""
+    pipelines = {
+        "ingestion": ingestion.create_pipeline(),
+        "features": ingestion.create_pipeline() + features.create_pipeline(),
+        "general_setting": general_setting.create_pipeline(),
+        "hard_setting": hard_setting.create_pipeline(),
+    }
+    return {**pipelines, "__default__": pipelines["hard_setting"]}

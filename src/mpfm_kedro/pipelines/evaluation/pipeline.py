@@ -1,0 +1,24 @@
+"""Evaluation: metrics by run, summary over seeds."""
+
+from __future__ import annotations
+
+from kedro.pipeline import Pipeline, node
+
+from mpfm_kedro.pipelines.evaluation.nodes import measure_runs, summarise
+
+
+def create_pipeline(**_: object) -> Pipeline:
+    """Metrics of one setting."""
+    return Pipeline(
+        [
+            node(
+                measure_runs,
+                ["scores", "runs", "initial_models", "models"],
+                "run_metrics",
+                name="measure_runs",
+            ),
+            node(summarise, "run_metrics", "summary", name="summarise"),
+        ],
+        namespace="evaluation",
+        prefix_datasets_with_namespace=False,
+    )

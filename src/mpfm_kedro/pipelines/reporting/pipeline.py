@@ -1,0 +1,38 @@
+"""Reporting: summary text, pictures, one HTML page, and the history of earlier results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kedro.pipeline import Pipeline, node
+
+from mpfm_kedro.pipelines.reporting import nodes
+
+KEPT = ["models", "scores", "run_metrics", "summary", "report"]
+
+
+def keep(result: Any) -> Any:
+    """Keep a copy in the versioned history."""
+    return result
+
+
+def create_pipeline(**_: object) -> Pipeline:
+    """Report of one setting."""
+    return Pipeline(
+        [
+            node(nodes.write_summary, "summary", "summary_text", name="write_summary"),
+            node(nodes.draw_roc_curves, ["scores", "run_metrics"], "roc_curves", name="draw_roc_curves"),
+            node(nodes.draw_score_histograms, "scores", "score_histograms", name="draw_score_histograms"),
+            node(nodes.draw_loss_curves, "history", "loss_curves", name="draw_loss_curves"),
+            node(nodes.draw_prototype_usage, "history", "prototype_usage", name="draw_prototype_usage"),
+            node(
+                nodes.write_report,
+                ["summary", "run_metrics", "scores", "history"],
+                "report",
+                name="write_report",
+            ),
+            *(node(keep, name, f"{name}_kept", name=f"keep_{name}") for name in KEPT),
+        ],
+        namespace="reporting",
+        prefix_datasets_with_namespace=False,
+    )

@@ -1,0 +1,140 @@
+"""The run table: which samples train and which test, for every cell of an experiment."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mpfm_kedro.errors import InputError
+
+logger = logging.getLogger(__name__)
+POOL = 10
+MIN_CLASS_SIZE = 10
+
+
+def make_general_runs(samples: pd.DataFrame, n_anomalies: Any, n_seeds: int) -> pd.DataFrame:
+    """General setting: known anomalies drawn from all classes.
+
+    All anomalies are shuffled with the run's seed; the first ten are the pool that the known ones come from. The
+    anomalies outside the pool are tested, so the test set is the same for every M up to ten. ``n_anomalies`` is M, or
+    a list of several.
+    """
+    rows = []
+    for category, part in _readable(samples).groupby("category"):
+        anomalies = _ids(part, "anomaly")
+        for wanted in _as_list(n_anomalies):
+            pool = _pool_size(len(anomalies), wanted, str(category) or str(part["dataset"].iloc[0]))
+            for seed in range(n_seeds):
+                shuffled = np.random.default_rng(seed).permutation(anomalies)
+                known = min(wanted, pool)
+                rows.append(_run(part, "general", "", known, seed, shuffled[:known], shuffled[pool:]))
+    return pd.DataFrame(rows)
+
+
+def make_hard_runs(samples: pd.DataFrame, known_class: str, n_anomalies: Any, n_seeds: int) -> pd.DataFrame:
+    """Hard setting: known anomalies of one class, tested on all the other classes.
+
+    Each class with at least ten samples is the known one in turn, or only ``known_class``; the whole known class
+    leaves the test set.
+    """
+    rows = []
+    several = samples["category"].nunique() > 1
+    for category, part in _readable(samples).groupby("category"):
+        name = str(category) or str(part["dataset"].iloc[0])
+        if several and part["defect_class"][part["split"] == "anomaly"].nunique() < 2:
+            logger.warning("%s has one anomaly class and no hard setting: left out", name)
+            continue
+        for known in _known_classes(part, known_class, name):
+            own = _ids(part[part["defect_class"] == known], "anomaly")
+            others = _ids(part[part["defect_class"] != known], "anomaly")
+            for wanted in _as_list(n_anomalies):
+                if wanted > len(own):
+                    raise InputError(
+                        f"Parameter 'n_anomalies' = {wanted}: class '{known}' of {name} has {len(own)}"
+                    )
+                for seed in range(n_seeds):
+                    drawn = np.random.default_rng(seed).permutation(own)[:wanted]
+                    rows.append(_run(part, "hard", known, wanted, seed, drawn, others))
+    if not rows:
+        raise InputError(
+            f"Parameter 'known_class' = '{known_class}': no category has that class; "
+            f"there are: {', '.join(sorted(set(samples['defect_class']) - {''}))}"
+        )
+    return pd.DataFrame(rows)
+
+
+def _readable(samples: pd.DataFrame) -> pd.DataFrame:
+    return samples[samples["problem"] == ""].sort_values("sample_id")
+
+
+def _ids(samples: pd.DataFrame, split: str) -> list[str]:
+    return samples["sample_id"][samples["split"] == split].tolist()
+
+
+def _as_list(value: int | list[int]) -> list[int]:
+    return [value] if isinstance(value, int) else list(value)
+
+
+def _pool_size(available: int, wanted: int, name: str) -> int:
+    """Ten, or as many as are known; half of the anomalies where there are fewer than twice that."""
+    if available < 2:
+        raise InputError(f"{name} has {available} anomalies; one to learn from and one to test are the least")
+    if wanted > available:
+        raise InputError(f"Parameter 'n_anomalies' = {wanted}: {name} has {available} anomalies")
+    pool = max(POOL, wanted)
+    if available < 2 * pool:
+        pool = available // 2
+        logger.warning(
+            "%s has only %d anomalies: the pool of known ones shrinks to %d, the rest is tested",
+            name,
+            available,
+            pool,
+        )
+    return pool
+
+
+def _known_classes(part: pd.DataFrame, known_class: str, name: str) -> list[str]:
+    sizes = part["defect_class"][part["split"] == "anomaly"].value_counts()
+    if len(sizes) < 2:
+        raise InputError(
+            f"{name} has {len(sizes)} anomaly class(es); the hard setting needs two: use general_setting"
+        )
+    if known_class != "all":
+        return [known_class] if known_class in sizes.index else []
+    large = sorted(sizes.index[sizes >= MIN_CLASS_SIZE])
+    if not large:
+        raise InputError(
+            f"{name}: no anomaly class has {MIN_CLASS_SIZE} samples ({dict(sizes)}): "
+            "name one with known_class, or use general_setting"
+        )
+    return large
+
+
+def _run(
+    part: pd.DataFrame,
+    setting: str,
+    known_class: str,
+    n_anomalies: int,
+    seed: int,
+    known: Any,
+    tested: Iterable[str],
+) -> dict[str, Any]:
+    dataset, category = str(part["dataset"].iloc[0]), str(part["category"].iloc[0])
+    name = "-".join([*filter(None, [category, known_class]), f"M{n_anomalies}", f"seed{seed}"])
+    return {
+        "run": name.replace("/", "_").replace(" ", "_"),
+        "dataset": dataset,
+        "category": category,
+        "setting": setting,
+        "known_class": known_class,
+        "n_anomalies": n_anomalies,
+        "seed": seed,
+        "train_normals": _ids(part, "train"),
+        "known_anomalies": list(known),
+        "test_normals": _ids(part, "test"),
+        "test_anomalies": sorted(tested),
+    }

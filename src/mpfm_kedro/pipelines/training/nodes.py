@@ -1,0 +1,118 @@
+"""Training of every run, from its initial model."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from mpfm_kedro.compute import map_runs
+from mpfm_kedro.io.artefacts import ArtefactFile, RunCache
+from mpfm_kedro.io.feature_store import Features
+from mpfm_kedro.parameters import ComputeParameters, RepairParameters, TrainingParameters
+from mpfm_kedro.provenance import code_digest, code_revision
+
+DESCRIPTION = ["run", "dataset", "category", "setting", "known_class", "n_anomalies", "seed"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training."""
+
+    run: dict[str, Any]
+    features: Features
+    initial: ArtefactFile
+    entry: ArtefactFile
+    checkpoint: ArtefactFile
+    training: TrainingParameters
+    repairs: RepairParameters
+    device: str
+
+
+def train_models(
+    runs: pd.DataFrame,
+    features: Features,
+    initial_models: dict[str, ArtefactFile],
+    cache: RunCache,
+    device: str,
+    training: TrainingParameters,
+    repairs: RepairParameters,
+    compute: ComputeParameters,
+) -> dict[str, ArtefactFile]:
+    """The trained model of every run; runs that were trained before are taken from the cache."""
+    from mpfm_kedro.pipelines.training.run_data import content_key
+
+    entries, tasks = {}, []
+    for run in runs.to_dict("records"):
+        name = run["run"]
+        key = content_key(run, features, with_anomalies=True) | {
+            "code": code_digest(),
+            "initial": initial_models[name].digest(),
+            "training": training.model_dump(),
+            "repairs": repairs.model_dump(),
+        }
+        entries[name] = cache.entry(key, "model")
+        if not entries[name].exists():
+            checkpoint = cache.entry(key, "checkpoint")
+            tasks.append(
+                Task(
+                    run, features, initial_models[name], entries[name], checkpoint, training, repairs, device
+                )
+            )
+    if tasks:
+        map_runs(train_run, tasks, "Training", compute, device)
+    return entries
+
+
+def train_run(task: Task) -> None:
+    """Train one run from its last checkpoint, calibrate it and store it."""
+    import torch
+
+    from mpfm_kedro.compute import torch_device
+    from mpfm_kedro.model.artefact import pack, unpack
+    from mpfm_kedro.model.checkpoint import load_state, save_state
+    from mpfm_kedro.model.trainer import Schedule, State, train
+    from mpfm_kedro.pipelines.training.run_data import run_data
+    from mpfm_kedro.pipelines.training.steps import calibrate_model, objective_options, training_set
+
+    began = time.monotonic()
+    device = torch_device(task.device)
+    initial = task.initial.load()
+    model = unpack(initial).to(device)
+    data = run_data(task.run, task.features, task.training.held_back_share)
+    state = load_state(task.checkpoint.load()) if task.checkpoint.exists() else None
+    spent = task.checkpoint.details()["seconds"] if state else 0.0
+
+    def keep(state: State) -> None:
+        task.checkpoint.save(save_state(state, {"seconds": spent + time.monotonic() - began}))
+
+    with torch.random.fork_rng(devices=[]):
+        history = train(
+            model,
+            training_set(model, initial, data, task.run["seed"], task.repairs),
+            Schedule(**{name: getattr(task.training, name) for name in Schedule.__dataclass_fields__}),
+            objective_options(task.training, task.repairs),
+            task.run["seed"],
+            state,
+            keep,
+        )
+    details = {
+        "run": {name: task.run[name] for name in DESCRIPTION},
+        "history": history,
+        "seconds": spent + time.monotonic() - began,
+        "features": task.features.store.spec.digest,
+        "weights": task.features.store.spec.weights_digest,
+        "revision": code_revision(),
+        "training": task.training.model_dump(),
+        "repairs": task.repairs.model_dump(),
+    }
+    task.entry.save(pack(model, calibrate_model(model, data, task.repairs), {}, details))
+    task.checkpoint.delete()
+
+
+def tabulate_history(models: dict[str, ArtefactFile]) -> pd.DataFrame:
+    """All loss terms, assignment entropy and used prototypes by run and epoch."""
+    rows = [{"run": run} | row for run, artefact in models.items() for row in artefact.details()["history"]]
+    return pd.DataFrame(rows, columns=None if rows else ["run", "epoch"])

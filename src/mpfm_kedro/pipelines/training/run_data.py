@@ -1,0 +1,64 @@
+"""The features of one run: what it may learn from, what calibrates it, what tests it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpfm_kedro.backbones.views import CUTMIX, ORIGINAL
+from mpfm_kedro.io.feature_store import KEY, Features
+from mpfm_kedro.model.trainer import FeatureRows
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Features by their part in the run; no test sample is among them.
+
+    A share of the training normals is held back: nothing is fitted to them but shrinkage and calibration.
+    """
+
+    normals: FeatureRows
+    pseudo: FeatureRows
+    anomalies: FeatureRows
+    held_back: FeatureRows
+    held_back_pseudo: FeatureRows
+
+
+def run_data(run: dict[str, Any], features: Features, held_back_share: float) -> RunData:
+    """The training side of a run; the held-back normals are drawn with the run's seed."""
+    normals = np.array(run["train_normals"])
+    order = np.random.default_rng(run["seed"]).permutation(len(normals))
+    n_held_back = max(1, round(held_back_share * len(normals)))
+    held_back, fitted = normals[np.sort(order[:n_held_back])], normals[np.sort(order[n_held_back:])]
+    cutmix = features.views(CUTMIX)
+    turned = [view for view in features.views("") if not view.startswith(CUTMIX)]
+    return RunData(
+        normals=select(features, fitted, [ORIGINAL]),
+        pseudo=select(features, fitted, cutmix),
+        anomalies=select(features, np.array(run["known_anomalies"]), turned),
+        held_back=select(features, held_back, [ORIGINAL]),
+        held_back_pseudo=select(features, held_back, cutmix),
+    )
+
+
+def select(features: Features, sample_ids: np.ndarray, views: list[str]) -> FeatureRows:
+    """Features of samples in some views, view after view; ``source`` is the position of the sample."""
+    rows = np.concatenate(
+        [features.rows(sample_ids, view) for view in views] or [np.empty(0, dtype=np.int64)]
+    )
+    source = np.tile(np.arange(len(sample_ids)), len(views))
+    return FeatureRows(np.asarray(features.store.pooled[rows]), features.store.maps, rows, source)
+
+
+def content_key(run: dict[str, Any], features: Features, with_anomalies: bool) -> dict[str, Any]:
+    """What the training side of a run is made of: feature specification and image contents, in order."""
+    ids = [*run["train_normals"], *(run["known_anomalies"] if with_anomalies else [])]
+    own = features.index[features.index["sample_id"].isin(ids)].sort_values(["sample_id", "view"])
+    return {
+        "features": features.store.spec.digest,
+        "samples": ids,
+        "contents": own[KEY].to_numpy().tolist(),
+        "seed": run["seed"],
+    }

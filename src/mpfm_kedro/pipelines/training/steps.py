@@ -1,0 +1,93 @@
+"""From the features and the initial model of a run to what the trainer takes, and the calibration after it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from mpfm_kedro.model.artefact import Artefact
+from mpfm_kedro.model.calibration import Calibration, calibrate, plain_sum
+from mpfm_kedro.model.initialisation import move_by_fold
+from mpfm_kedro.model.mode_fitting import FittedModes, folds, modes_without_fold
+from mpfm_kedro.model.mpfm import MPFM
+from mpfm_kedro.model.objective import Options
+from mpfm_kedro.model.trainer import FeatureRows, Moved, TrainingSet
+from mpfm_kedro.parameters import RepairParameters, TrainingParameters
+from mpfm_kedro.pipelines.training.run_data import RunData
+
+IMAGES_AT_ONCE = 256
+
+
+def objective_options(training: TrainingParameters, repairs: RepairParameters) -> Options:
+    """The objective's weights and forms."""
+    return Options(
+        mim_weight=training.mim_weight,
+        mim_sharpness=training.mim_sharpness,
+        push_margin=training.push_margin,
+        head_penalty=training.head_penalty,
+        printed_mutual_information=repairs.mutual_information == "printed",
+        printed_normality_target=repairs.normality_target == "printed",
+    )
+
+
+def training_set(
+    model: MPFM, initial: Artefact, data: RunData, seed: int, repairs: RepairParameters
+) -> TrainingSet:
+    """Every training image with its closed-form places: normals by modes that were fitted without them."""
+    generator = torch.Generator().manual_seed(seed)
+    z = [_z(model, rows) for rows in (data.normals, data.pseudo, data.anomalies)]
+    ends: list[np.ndarray | None] = [None] * 3
+    if repairs.coupling == "repaired":
+        ends = [_endpoints(model, piece, generator) for piece in z]
+    starts: list[np.ndarray | None] = [None] * 3
+    if model.velocity.modes is not None and model.transport_steps == 1:
+        labels, shrinkage = (initial.tensors[f"extra.{name}"].numpy() for name in ("labels", "shrinkage"))
+        fitted = FittedModes(model.modes.cpu(), labels, shrinkage, 0.0)
+        fold = folds(len(labels), seed)
+        partial = modes_without_fold(z[0], fitted, fold)
+        starts = [
+            move_by_fold(partial, piece, fold[rows.source])
+            for piece, rows in zip(z, (data.normals, data.pseudo))
+        ]
+        with torch.inference_mode():
+            starts.append(model.modes.transport(torch.from_numpy(z[2])).numpy())
+        model.modes.to(model.pooled_center.device)
+    pieces = zip((data.normals, data.pseudo, data.anomalies), starts, ends, strict=True)
+    return TrainingSet(*(Moved(rows, start, end) for rows, start, end in pieces))
+
+
+def score_rows(model: MPFM, rows: FeatureRows) -> tuple[np.ndarray, np.ndarray]:
+    """The four scores (n, 4) and the mode (n,) of many images."""
+    device = model.pooled_center.device
+    parts, modes = [np.empty((0, 4))], [np.empty(0, dtype=int)]
+    for i in range(0, len(rows), IMAGES_AT_ONCE):
+        piece = slice(i, i + IMAGES_AT_ONCE)
+        scores, mode = model.score(
+            torch.from_numpy(rows.pooled[piece]).to(device), rows.map_batch(piece).to(device)
+        )
+        parts.append(torch.stack(scores, dim=1).cpu().double().numpy())
+        modes.append(mode.cpu().numpy())
+    return np.concatenate(parts), np.concatenate(modes)
+
+
+def calibrate_model(model: MPFM, data: RunData, repairs: RepairParameters) -> Calibration:
+    """Standardisation and weights from held-back normals and their pseudo-anomalies."""
+    if repairs.fusion == "printed":
+        return plain_sum(model.modes.n_modes)
+    normals, pseudo = score_rows(model, data.held_back), score_rows(model, data.held_back_pseudo)
+    return calibrate(*normals, *pseudo, n_modes=model.modes.n_modes)
+
+
+def _z(model: MPFM, rows: FeatureRows) -> np.ndarray:
+    with torch.inference_mode():
+        return model.z(torch.from_numpy(rows.pooled).to(model.pooled_center.device)).cpu().numpy()
+
+
+def _endpoints(model: MPFM, z: np.ndarray, generator: torch.Generator) -> np.ndarray:
+    device = model.pooled_center.device
+    with torch.inference_mode():
+        pieces = [
+            model.modes.endpoint(piece.to(device), generator).cpu()
+            for piece in torch.from_numpy(z).split(IMAGES_AT_ONCE)
+        ]
+    return torch.cat(pieces).numpy() if pieces else z
