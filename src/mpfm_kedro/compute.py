@@ -77,9 +77,7 @@ def _completed(
             raise
 
 
-def _on_dask(
-    function: Callable[[Task], Result], tasks: Sequence[Task], scheduler: str
-) -> Iterator[tuple[int, Result]]:
+def _on_dask(function: Callable[[Task], Result], tasks: Sequence[Task], scheduler: str) -> Iterator[tuple[int, Result]]:
     try:
         from distributed import Client
         from distributed import as_completed as dask_completed

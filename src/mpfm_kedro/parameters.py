@@ -102,6 +102,7 @@ class Parameters(Group):
     dataset: str
     category: str
     data_root: str
+    output_root: str
     known_class: str
     n_anomalies: Count | Annotated[list[Count], Field(min_length=1)]
     n_seeds: Count

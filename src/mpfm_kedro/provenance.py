@@ -26,9 +26,7 @@ def code_revision() -> str:
     """The git revision of the project, or the version of the package outside of a checkout."""
     command = ["git", "-C", str(PACKAGE), "describe", "--always", "--dirty"]
     try:
-        answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         answer = ""
     return answer or __version__

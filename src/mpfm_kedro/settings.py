@@ -5,4 +5,4 @@ from mpfm_kedro.hooks import CheckParameters, ShowSummary
 
 HOOKS = (CheckParameters(), ShowSummary())
 CONFIG_LOADER_CLASS = ProjectConfigLoader
-CONFIG_LOADER_ARGS = {"base_env": "base", "default_run_env": "local"}
+CONFIG_LOADER_ARGS = {"base_env": "base", "default_run_env": "local", "merge_strategy": {"parameters": "soft"}}

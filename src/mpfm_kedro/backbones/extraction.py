@@ -117,9 +117,7 @@ def extract(
     network: nn.Module = backbone.to(device)
     if compiled:
         network = torch.compile(network, options={"freezing": True})  # type: ignore[assignment]
-    loader = DataLoader(
-        dataset, batch_size=batch_size, num_workers=workers, prefetch_factor=4 if workers else None
-    )
+    loader = DataLoader(dataset, batch_size=batch_size, num_workers=workers, prefetch_factor=4 if workers else None)
     with torch.inference_mode():
         for batch in loader:
             maps = network(batch.to(device))

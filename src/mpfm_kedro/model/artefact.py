@@ -27,9 +27,7 @@ class Artefact:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-def pack(
-    model: MPFM, calibration: Calibration, extra: dict[str, Tensor], details: dict[str, Any]
-) -> Artefact:
+def pack(model: MPFM, calibration: Calibration, extra: dict[str, Tensor], details: dict[str, Any]) -> Artefact:
     """The model, its calibration and further tensors as an artefact."""
     tensors = {f"model.{k}": v.cpu() for k, v in model.state_dict().items() if not k.startswith(_SHARED)}
     for name in _CALIBRATION:
@@ -70,5 +68,5 @@ def unpack(artefact: Artefact) -> MPFM:
 
 def unpack_calibration(artefact: Artefact) -> Calibration:
     """The calibration of an artefact."""
-    arrays = (artefact.tensors[f"calibration.{name}"].numpy() for name in _CALIBRATION)
-    return Calibration(*arrays, compressed=artefact.details["compressed"])
+    arrays = {name: artefact.tensors[f"calibration.{name}"].numpy() for name in _CALIBRATION}
+    return Calibration(**arrays, compressed=artefact.details["compressed"])

@@ -63,9 +63,7 @@ def calibrate(
         if len(own) >= MIN_NORMALS_OF_A_MODE:
             center[:, j], spread[:, j] = own.mean(0), own.std(0)
     flat = Calibration(center, np.where(spread > 1e-9, spread, 1.0), np.ones(4))
-    evidence = _evidence(
-        flat.standardise(normals, modes) * SIGNS, flat.standardise(pseudo, pseudo_modes) * SIGNS
-    )
+    evidence = _evidence(flat.standardise(normals, modes) * SIGNS, flat.standardise(pseudo, pseudo_modes) * SIGNS)
     return Calibration(flat.center, flat.spread, weights(evidence))
 
 

@@ -66,13 +66,14 @@ def initialise(
 
 def fit_standardiser(normals: FeatureRows) -> Standardiser:
     """Centre and spread of pooled statistics, and of the map's channels over all positions."""
-    total, squares, count = 0.0, 0.0, 0
+    channels = normals.maps.shape[1]
+    total, squares, count = torch.zeros(channels).double(), torch.zeros(channels).double(), 0
     for i in range(0, len(normals), ROWS_AT_ONCE):
         maps = normals.map_batch(slice(i, i + ROWS_AT_ONCE)).double()
         total, squares = total + maps.sum((0, 2, 3)), squares + maps.square().sum((0, 2, 3))
         count += maps.numel() // maps.shape[1]
-    center = torch.as_tensor(total) / count
-    spread = (torch.as_tensor(squares) / count - center.square()).clamp_min(0).sqrt()
+    center = total / count
+    spread = (squares / count - center.square()).clamp_min(0).sqrt()
     pooled = torch.from_numpy(normals.pooled).double()
     return Standardiser(
         pooled_center=pooled.mean(0).float(),
@@ -83,7 +84,7 @@ def fit_standardiser(normals: FeatureRows) -> Standardiser:
 
 
 def standardise(standardiser: Standardiser, pooled: np.ndarray) -> np.ndarray:
-    """z of stored statistics, (n, d)."""
+    """Z of stored statistics, (n, d)."""
     return (pooled - standardiser.pooled_center.numpy()) / standardiser.pooled_spread.numpy()
 
 
@@ -112,9 +113,7 @@ def fit_prototypes(
     and s² = inertia / (d N).
     """
     if n_prototypes > len(psi):
-        logger.info(
-            "%d prototypes for %d normals are too many: %d are used", n_prototypes, len(psi), len(psi)
-        )
+        logger.info("%d prototypes for %d normals are too many: %d are used", n_prototypes, len(psi), len(psi))
         n_prototypes = len(psi)
     if printed_start:
         means = KMeans(n_prototypes, n_init=1, random_state=seed).fit(psi)
@@ -128,9 +127,7 @@ def fit_prototypes(
         centers.append(means.cluster_centers_)
         shares.append(np.bincount(means.labels_, minlength=number) / len(psi))
         volumes.append(fitted.modes.log_det[j].repeat(number))
-    return PrototypeMixture(
-        _tensor(np.concatenate(centers)), _tensor(np.concatenate(shares)), 1.0, torch.cat(volumes)
-    )
+    return PrototypeMixture(_tensor(np.concatenate(centers)), _tensor(np.concatenate(shares)), 1.0, torch.cat(volumes))
 
 
 def _allot(n_prototypes: int, labels: np.ndarray, n_modes: int) -> list[int]:

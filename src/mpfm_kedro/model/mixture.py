@@ -22,16 +22,12 @@ class PrototypeMixture(nn.Module):
     log_volume: Tensor
     scale: Tensor
 
-    def __init__(
-        self, mean: Tensor, weight: Tensor, scale: float | Tensor, log_volume: Tensor | None = None
-    ) -> None:
+    def __init__(self, mean: Tensor, weight: Tensor, scale: float | Tensor, log_volume: Tensor | None = None) -> None:
         super().__init__()
         self.mean = nn.Parameter(mean.float().clone())
         self.logit = nn.Parameter(weight.float().log())
         self.register_buffer("scale", torch.as_tensor(scale, dtype=torch.float32))
-        self.register_buffer(
-            "log_volume", torch.zeros(len(mean)) if log_volume is None else log_volume.float()
-        )
+        self.register_buffer("log_volume", torch.zeros(len(mean)) if log_volume is None else log_volume.float())
 
     @property
     def weight(self) -> Tensor:
@@ -39,14 +35,14 @@ class PrototypeMixture(nn.Module):
         return self.logit.softmax(0)
 
     def components(self, x: Tensor) -> Tensor:
-        """log π_k N(x; μ_k, s² I): (B, d) → (B, K)."""
+        """Log π_k N(x; μ_k, s² I): (B, d) → (B, K)."""
         d = x.shape[1]
         squared = x.square().sum(1, keepdim=True) - 2 * x @ self.mean.T + self.mean.square().sum(1)
         constant = d * (self.scale.log() + 0.5 * math.log(2 * math.pi))
         return self.logit.log_softmax(0) - 0.5 * squared.clamp_min(0) / self.scale.square() - constant
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """log Σ_k π_k N(x; μ_k, s² I) |det A_k|: the density of the feature that was moved to x, (B, d) → (B,)."""
+        """Log Σ_k π_k N(x; μ_k, s² I) |det A_k|: the density of the feature that was moved to x, (B, d) → (B,)."""
         return (self.components(x) + self.log_volume).logsumexp(1)
 
     def posterior(self, x: Tensor, sharpness: float | None = None) -> Tensor:

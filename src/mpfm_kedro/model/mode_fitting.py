@@ -46,7 +46,7 @@ class Spectrum:
         return cls(mean, basis, np.maximum(variance, 0))
 
     def log_likelihoods(self, z: np.ndarray) -> np.ndarray:
-        """log N(z; mean, shrunk covariance) up to a constant, (n, d) → (n, shrinkages); only rescaled for each."""
+        """Log N(z; mean, shrunk covariance) up to a constant, (n, d) → (n, shrinkages); only rescaled for each."""
         offset = z - self.mean
         inside = np.square(offset @ self.basis)
         outside = np.maximum(np.square(offset).sum(1) - inside.sum(1), 0)
@@ -89,9 +89,7 @@ def fit_modes(
             continue
         agreement = stability(z, held_out, n_modes, seed)
         candidate = _fit_partition(z, labels, held_out)
-        tried.append(
-            {"n_modes": n_modes, "stability": agreement, "held_out_likelihood": candidate.held_out_likelihood}
-        )
+        tried.append({"n_modes": n_modes, "stability": agreement, "held_out_likelihood": candidate.held_out_likelihood})
         if agreement >= STABLE:
             fitted = candidate
     return fitted, tried
@@ -121,8 +119,7 @@ def modes_without_fold(z: np.ndarray, fitted: FittedModes, fold: np.ndarray) -> 
     for number in range(int(fold.max()) + 1):
         kept = fold != number
         spectra = [
-            _spectrum(z[kept & (fitted.labels == j)], z[fitted.labels == j])
-            for j in range(fitted.modes.n_modes)
+            _spectrum(z[kept & (fitted.labels == j)], z[fitted.labels == j]) for j in range(fitted.modes.n_modes)
         ]
         weight = fitted.modes.weight.numpy()
         result.append(_build(spectra, weight, fitted.shrinkage, fitted.modes.place.numpy()))

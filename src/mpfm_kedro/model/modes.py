@@ -46,6 +46,8 @@ class Modes(nn.Module):
             "place": place,
         }.items():
             self.register_buffer(name, value.float())
+        filled = (basis.abs().amax(1) > 0).float()  # 1 for eigenvectors, 0 for columns that fill up, (J, r)
+        self.register_buffer("filled", filled, persistent=False)
 
     weight: Tensor
     mean: Tensor
@@ -53,6 +55,7 @@ class Modes(nn.Module):
     variance: Tensor
     remainder: Tensor
     place: Tensor
+    filled: Tensor
 
     @property
     def n_modes(self) -> int:
@@ -61,14 +64,15 @@ class Modes(nn.Module):
 
     @property
     def log_det(self) -> Tensor:
-        """log |det A_j| = −½ log |Σ_j|, (J,)."""
-        d, filled = self.mean.shape[1], self.basis.square().sum(1)
-        inside = (filled * (self.variance.log() - self.remainder.log()[:, None])).sum(1)
-        return -0.5 * (inside + d * self.remainder.log())
+        """Log |det A_j| = −½ log |Σ_j|, (J,)."""
+        inside = (self.filled * (self.variance.log() - self.remainder.log()[:, None])).sum(1)
+        return -0.5 * (inside + self.mean.shape[1] * self.remainder.log())
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """log ω_j N(z; m_j, Σ_j): (B, d) → (B, J)."""
-        return self.at(z, z.new_zeros(len(z), 1)).log_prob
+        """Log ω_j N(z; m_j, Σ_j): (B, d) → (B, J)."""
+        offset = z[:, None] - self.mean
+        one = z.new_ones(())
+        return self._log_prob(offset, torch.einsum("bjd,jdr->bjr", offset, self.basis), one, one.expand(len(z), 1))
 
     def at(self, z_t: Tensor, t: Tensor) -> PathPoint:
         """The modes at points z_t (B, d) of time t (B, 1) of the straight path.
@@ -82,9 +86,7 @@ class Modes(nn.Module):
         inside = torch.einsum("bjd,jdr->bjr", offset, self.basis)
         a_in, a_out = self.variance.rsqrt(), self.remainder.rsqrt()
         g_in, g_out = (1 - time) + time * a_in, (1 - t) + t * a_out
-        return PathPoint(
-            self._log_prob(offset, inside, g_in, g_out), self._velocity(offset, inside, g_in, g_out)
-        )
+        return PathPoint(self._log_prob(offset, inside, g_in, g_out), self._velocity(offset, inside, g_in, g_out))
 
     def _log_prob(self, offset: Tensor, inside: Tensor, g_in: Tensor, g_out: Tensor) -> Tensor:
         d = offset.shape[2]
@@ -92,10 +94,7 @@ class Modes(nn.Module):
         energy = inside.square()
         outside = (offset.square().sum(2) - energy.sum(2)).clamp_min(0)
         quadratic = (energy / variance_in).sum(2) + outside / variance_out
-        filled = self.basis.square().sum(1)
-        volume = (filled * (variance_in.log() - variance_out.log()[..., None])).sum(
-            2
-        ) + d * variance_out.log()
+        volume = (self.filled * (variance_in.log() - variance_out.log()[..., None])).sum(2) + d * variance_out.log()
         return self.weight.log() - 0.5 * (quadratic + volume + d * math.log(2 * math.pi))
 
     def _velocity(self, offset: Tensor, inside: Tensor, g_in: Tensor, g_out: Tensor) -> Tensor:

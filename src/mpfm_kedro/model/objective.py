@@ -64,9 +64,7 @@ class Losses(NamedTuple):
         return score + flow + options.mim_weight * self.mim + options.head_penalty * self.penalty
 
 
-def losses(
-    model: MPFM, batch: Batch, options: Options, generator: torch.Generator
-) -> tuple[Losses, Information]:
+def losses(model: MPFM, batch: Batch, options: Options, generator: torch.Generator) -> tuple[Losses, Information]:
     """Every term on one batch, and the mutual information of its normals."""
     y = (batch.label != 0).float()
     normal = y == 0

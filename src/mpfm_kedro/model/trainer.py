@@ -114,9 +114,7 @@ def train(
     """
     device = model.pooled_center.device
     generator = torch.Generator().manual_seed(seed)
-    optimiser = torch.optim.AdamW(
-        model.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay
-    )
+    optimiser = torch.optim.AdamW(model.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay)
     state = state or State()
     if state.epoch:
         assert state.generator is not None

@@ -25,7 +25,7 @@ class Velocity(NamedTuple):
         return torch.einsum("bc,bcd->bd", self.log_weight.exp(), self.mean)
 
     def log_prob(self, u: Tensor, scale: float) -> Tensor:
-        """log q(u): (B, d) → (B,)."""
+        """Log q(u): (B, d) → (B,)."""
         squared = (u[:, None] - self.mean).square().sum(2)
         constant = u.shape[1] * (math.log(scale) + 0.5 * math.log(2 * math.pi))
         return (self.log_weight - 0.5 * squared / scale**2 - constant).logsumexp(1)
@@ -74,6 +74,6 @@ class VelocityMixture(nn.Module):
 
 
 def time_features(t: Tensor) -> Tensor:
-    """sin and cos of π 2^i t: (B, 1) → (B, 2 · TIME_FREQUENCIES)."""
+    """Sin and cos of π 2^i t: (B, 1) → (B, 2 · TIME_FREQUENCIES)."""
     angle = math.pi * t * 2.0 ** torch.arange(TIME_FREQUENCIES, device=t.device)
     return torch.cat([angle.sin(), angle.cos()], dim=1)

@@ -1,0 +1,1 @@
+"""Stages, and the settings composed of them."""

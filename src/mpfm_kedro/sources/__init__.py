@@ -12,6 +12,7 @@ from mpfm_kedro.sources import (
     folder,
     headct,
     hyper_kvasir,
+    made,
     mastcam,
     mvtec_ad,
     optical,
@@ -21,7 +22,7 @@ from mpfm_kedro.sources.source import Source
 
 SOURCES = {
     module.SOURCE.name: module.SOURCE
-    for module in (mvtec_ad, optical, sdd, aitex, elpv, mastcam, hyper_kvasir, brainmri, headct, folder)
+    for module in (mvtec_ad, optical, sdd, aitex, elpv, mastcam, hyper_kvasir, brainmri, headct, folder, made)
 }
 
 

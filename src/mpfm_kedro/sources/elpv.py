@@ -28,9 +28,7 @@ def locate(root: Path) -> Path:
         return find_folder(own, TITLE, ["labels.csv"], OBTAIN)
     package = find_spec("elpv_dataset")
     if package is None or package.origin is None:
-        raise InputError(
-            f"{TITLE}: neither {own} nor the package elpv-dataset is there: pip install elpv-dataset"
-        )
+        raise InputError(f"{TITLE}: neither {own} nor the package elpv-dataset is there: pip install elpv-dataset")
     return Path(package.origin).parent / "data"
 
 

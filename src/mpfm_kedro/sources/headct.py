@@ -37,9 +37,7 @@ def _rows(folder: Path) -> Iterator[dict[str, Any]]:
     images = {file.stem: file for file in required_images(folder / "head_ct", TITLE)}
     for name, label in labels.items():
         if name not in images:
-            raise InputError(
-                f"{TITLE}: head_ct/head_ct/{name}.png is missing in {folder}, and labels.csv names it"
-            )
+            raise InputError(f"{TITLE}: head_ct/head_ct/{name}.png is missing in {folder}, and labels.csv names it")
         path = images[name].relative_to(folder).as_posix()
         yield sample("headct", path, label, "hemorrhage" if label else "")
     for name in sorted(set(images) - set(labels)):

@@ -59,9 +59,7 @@ def required_images(folder: Path, title: str) -> list[Path]:
     if visible := sorted(name for name in others if not name.startswith(".")):
         logger.warning("%s: %d files in %s are no images, e.g. %s", title, len(visible), folder, visible[0])
     if not files:
-        raise InputError(
-            f"{title}: no image directly in {folder}; expected are {' '.join(sorted(IMAGE_SUFFIXES))}"
-        )
+        raise InputError(f"{title}: no image directly in {folder}; expected are {' '.join(sorted(IMAGE_SUFFIXES))}")
     return files
 
 

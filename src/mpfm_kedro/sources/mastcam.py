@@ -58,14 +58,10 @@ def _novel_folders(folder: Path) -> list[Path]:
     """The class folders; a twelfth would be a second copy of others' frames, as ``all`` is."""
     found = [path for path in subfolders(folder) if path.name != REPEATED]
     if not found:
-        raise InputError(
-            f"{TITLE}: {folder} should hold one folder for each class, such as {min(PAPER_CLASSES)}"
-        )
+        raise InputError(f"{TITLE}: {folder} should hold one folder for each class, such as {min(PAPER_CLASSES)}")
     if len(found) > N_CLASSES:
         others = ", ".join(path.name for path in found if path.name not in PAPER_CLASSES)
-        raise InputError(
-            f"{TITLE}: {folder} has {len(found)} classes, published are {N_CLASSES}; look at {others}"
-        )
+        raise InputError(f"{TITLE}: {folder} has {len(found)} classes, published are {N_CLASSES}; look at {others}")
     return found
 
 

@@ -53,9 +53,7 @@ def _part_rows(folder: Path, part: Path) -> Iterator[dict[str, Any]]:
     images, masks = _by_name(part), _by_name(labels)
     lines = read_labels(labels / "Labels.txt")
     if others := sorted(set(images) - {line.image.lower() for line in lines}):
-        logger.warning(
-            "%s: %d images in %s are not in Labels.txt, e.g. %s", TITLE, len(others), part, others[0]
-        )
+        logger.warning("%s: %d images in %s are not in Labels.txt, e.g. %s", TITLE, len(others), part, others[0])
     for line in lines:
         image = _named(line.image, images, part)
         mask_path = ""
@@ -75,9 +73,7 @@ def read_labels(file: Path) -> list[Line]:
         raise InputError(f"{TITLE}: cannot read {file}: {error}") from error
     if not lines or "\t" in lines[0]:
         raise InputError(f"{TITLE}: {file} should begin with a line of one number, and then list the images")
-    return [
-        _parse(line, f"{file}, line {number}") for number, line in enumerate(lines[1:], 2) if line.strip()
-    ]
+    return [_parse(line, f"{file}, line {number}") for number, line in enumerate(lines[1:], 2) if line.strip()]
 
 
 def _parse(line: str, where: str) -> Line:
@@ -86,9 +82,7 @@ def _parse(line: str, where: str) -> Line:
         return Line(fields[2], "")
     if len(fields) >= 5 and fields[1] == "1" and fields[4]:
         return Line(fields[2], fields[4])
-    raise InputError(
-        f"{TITLE}: {where}: expected number, flag 0 or 1, image, number, label image; found {line!r}"
-    )
+    raise InputError(f"{TITLE}: {where}: expected number, flag 0 or 1, image, number, label image; found {line!r}")
 
 
 def _by_name(folder: Path) -> dict[str, Path]:

@@ -26,9 +26,7 @@ def list_samples(images: ImageLoader, category: str, parameters: IngestionParame
     categories = sorted(samples["category"].unique())
     if category != "all":
         if category not in categories:
-            raise InputError(
-                f"Unknown category '{category}' of {source.name}; it has: {', '.join(categories)}"
-            )
+            raise InputError(f"Unknown category '{category}' of {source.name}; it has: {', '.join(categories)}")
         samples = samples[samples["category"] == category].reset_index(drop=True)
     if samples.empty:
         raise InputError(f"{source.title}: no image found in {images.folder}")
@@ -48,7 +46,7 @@ def list_samples(images: ImageLoader, category: str, parameters: IngestionParame
 def _compare_counts(samples: pd.DataFrame, expected: Counts) -> list[str]:
     """What differs between the listed samples of one category and the published numbers."""
     normal = samples["label"] == 0
-    anomalies = samples["defect_class"][~normal].value_counts().to_dict()
+    anomalies = {str(name): int(n) for name, n in samples["defect_class"][~normal].value_counts().items()}
     problems = []
     if normal.sum() != expected.train + expected.test:
         problems.append(f"{normal.sum()} normal images, published are {expected.train + expected.test}")
@@ -68,8 +66,8 @@ def check_images(listed: pd.DataFrame, images: ImageLoader, parameters: Ingestio
     checks = images.examine_all(sorted(listed["path"].unique()), processes=os.cpu_count() or 1)
     samples = listed.join(checks, on="path")
     bad = samples[samples["problem"] != ""]
-    for row in bad.itertuples():
-        logger.warning("Unreadable image left out: %s (%s)", images.folder / row.path, row.problem)
+    for path, problem in zip(bad["path"], bad["problem"], strict=True):
+        logger.warning("Unreadable image left out: %s (%s)", images.folder / path, problem)
     if len(bad) == len(samples):
         raise InputError(f"No readable image is left in {images.folder}")
     if len(bad) > parameters.max_unreadable_share * len(samples):
@@ -97,9 +95,7 @@ def split_normals(checked: pd.DataFrame) -> pd.DataFrame:
     for _, part in samples[samples["split"] == ""].groupby("category"):
         order = part.sort_values("sample_id").index.to_numpy()
         if len(order) < 2:
-            raise InputError(
-                f"{source.title}: a 3:1 split needs at least two normal images, found {len(order)}"
-            )
+            raise InputError(f"{source.title}: a 3:1 split needs at least two normal images, found {len(order)}")
         train, test = train_test_split(order, test_size=0.25, random_state=42)
         samples.loc[train, "split"] = "train"
         samples.loc[test, "split"] = "test"
@@ -113,9 +109,7 @@ def refuse_wrong_split(samples: pd.DataFrame) -> pd.DataFrame:
         normals = part["split"][part["label"] == 0].value_counts()
         train, test = int(normals.get("train", 0)), int(normals.get("test", 0))
         if train + test != normals.sum() or min(train, test) == 0:
-            raise InputError(
-                f"{source.title} {category}: every normal belongs to train or test, found {dict(normals)}"
-            )
+            raise InputError(f"{source.title} {category}: every normal belongs to train or test, found {dict(normals)}")
         if source.split == "three_to_one" and test != int(np.ceil((train + test) / 4)):
             raise InputError(f"{source.title} {category}: {train} to {test} normals is not a 3:1 split")
         if (part["split"][part["label"] == 1] != "anomaly").any():

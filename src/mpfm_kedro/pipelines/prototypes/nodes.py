@@ -17,6 +17,7 @@ from mpfm_kedro.parameters import (
     RepairParameters,
     TrainingParameters,
 )
+from mpfm_kedro.pipelines.runs.nodes import records
 from mpfm_kedro.provenance import code_digest, code_revision
 
 
@@ -49,7 +50,7 @@ def initialise_prototypes(
 
     entries: dict[str, ArtefactFile] = {}
     tasks: dict[str, Task] = {}
-    for run in runs.to_dict("records"):
+    for run in records(runs):
         key = content_key(run, features, with_anomalies=False) | {
             "code": code_digest(),
             "prototypes": prototypes.model_dump(),

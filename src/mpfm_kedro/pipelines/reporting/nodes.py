@@ -49,10 +49,10 @@ def draw_roc_curves(scores: pd.DataFrame, run_metrics: pd.DataFrame) -> Figure:
     figure, axes = _grid(cells.ngroups)
     by_run = dict(tuple(scores.groupby(["run", "method"])))
     for axis, (cell, part) in zip(axes, cells, strict=False):
-        for row in part.itertuples():
-            own = by_run[row.run, row.method]
+        for run, method in zip(part["run"], part["method"], strict=True):
+            own = by_run[run, method]
             false, true, _ = roc_curve(own["label"], own["score"])
-            trained = row.method == TRAINED
+            trained = method == TRAINED
             axis.plot(
                 false,
                 true,
@@ -74,9 +74,7 @@ def draw_score_histograms(scores: pd.DataFrame) -> Figure:
         bins = np.histogram_bin_edges(values, bins=50)
         for label, colour in ((0, NORMAL), (1, ANOMALY)):
             name = "anomaly" if label else "normal"
-            axis.hist(
-                values[own["label"] == label], bins=bins, color=colour, alpha=0.6, density=True, label=name
-            )
+            axis.hist(values[own["label"] == label], bins=bins, color=colour, alpha=0.6, density=True, label=name)
         axis.set(title=column, yticks=[])
     axes[0].legend()
     return figure
@@ -89,9 +87,7 @@ def draw_loss_curves(history: pd.DataFrame) -> Figure:
     figure, axes = _grid(max(1, len(terms)))
     for axis, term in zip(axes, terms, strict=False):
         over_runs = history.groupby("epoch")[term]
-        axis.fill_between(
-            over_runs.min().index, over_runs.min(), over_runs.max(), color=NORMAL, alpha=0.25, lw=0
-        )
+        axis.fill_between(over_runs.min().index, over_runs.min(), over_runs.max(), color=NORMAL, alpha=0.25, lw=0)
         axis.plot(over_runs.mean(), color=NORMAL)
         axis.set(title=term, xlabel="epoch")
     return figure
@@ -99,9 +95,7 @@ def draw_loss_curves(history: pd.DataFrame) -> Figure:
 
 def draw_prototype_usage(history: pd.DataFrame) -> Figure:
     """Used prototypes, entropy of the assignments and share of the mutual information over the epochs."""
-    columns = [
-        name for name in ("used_prototypes", "assignment_entropy", "information_share") if name in history
-    ]
+    columns = [name for name in ("used_prototypes", "assignment_entropy", "information_share") if name in history]
     figure, axes = _grid(max(1, len(columns)))
     for axis, column in zip(axes, columns, strict=False):
         for _, part in history.groupby("run"):
@@ -110,9 +104,7 @@ def draw_prototype_usage(history: pd.DataFrame) -> Figure:
     return figure
 
 
-def write_report(
-    summary: pd.DataFrame, run_metrics: pd.DataFrame, scores: pd.DataFrame, history: pd.DataFrame
-) -> str:
+def write_report(summary: pd.DataFrame, run_metrics: pd.DataFrame, scores: pd.DataFrame, history: pd.DataFrame) -> str:
     """One HTML page with the tables and pictures, complete in itself."""
     title = f"MPFM on {run_metrics['dataset'].iloc[0]}, {run_metrics['setting'].iloc[0]} setting"
     shown = summary.assign(AUC=_plus_minus(summary, "auc"), AP=_plus_minus(summary, "ap"))
@@ -126,13 +118,9 @@ def write_report(
     parts = [f"<h1>{html.escape(title)}</h1>", shown.to_html(index=False, border=0), f"<p>{COVERS}</p>"]
     parts.append(f"<p>'{UNTRAINED}' is the same model before its first training step.</p>")
     for heading, figure in pictures.items():
-        parts.append(
-            f"<h2>{html.escape(heading)}</h2><img alt='{html.escape(heading)}' src='{_embedded(figure)}'>"
-        )
+        parts.append(f"<h2>{html.escape(heading)}</h2><img alt='{html.escape(heading)}' src='{_embedded(figure)}'>")
     parts.append("<h2>Runs</h2>" + run_metrics.round(4).to_html(index=False, border=0))
-    style = (
-        "body{font:15px sans-serif;margin:2em auto;max-width:72em}td,th{padding:.2em .8em;text-align:left}"
-    )
+    style = "body{font:15px sans-serif;margin:2em auto;max-width:72em}td,th{padding:.2em .8em;text-align:left}"
     style += "img{max-width:100%}"
     return (
         f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{html.escape(title)}</title>"
@@ -156,6 +144,6 @@ def _grid(n: int) -> tuple[Figure, list]:
     return figure, list(axes)
 
 
-def _name(cell: tuple[str, str, int]) -> str:
+def _name(cell: tuple) -> str:
     category, known_class, n_anomalies = cell
     return ", ".join([*filter(None, [category, known_class and f"known {known_class}"]), f"M={n_anomalies}"])

@@ -53,9 +53,7 @@ def make_hard_runs(samples: pd.DataFrame, known_class: str, n_anomalies: Any, n_
             others = _ids(part[part["defect_class"] != known], "anomaly")
             for wanted in _as_list(n_anomalies):
                 if wanted > len(own):
-                    raise InputError(
-                        f"Parameter 'n_anomalies' = {wanted}: class '{known}' of {name} has {len(own)}"
-                    )
+                    raise InputError(f"Parameter 'n_anomalies' = {wanted}: class '{known}' of {name} has {len(own)}")
                 for seed in range(n_seeds):
                     drawn = np.random.default_rng(seed).permutation(own)[:wanted]
                     rows.append(_run(part, "hard", known, wanted, seed, drawn, others))
@@ -65,6 +63,12 @@ def make_hard_runs(samples: pd.DataFrame, known_class: str, n_anomalies: Any, n_
             f"there are: {', '.join(sorted(set(samples['defect_class']) - {''}))}"
         )
     return pd.DataFrame(rows)
+
+
+def records(runs: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a run table, sample lists as lists."""
+    rows = runs.to_dict("records")
+    return [{str(k): list(v) if isinstance(v, np.ndarray) else v for k, v in row.items()} for row in rows]
 
 
 def _readable(samples: pd.DataFrame) -> pd.DataFrame:
@@ -100,9 +104,7 @@ def _pool_size(available: int, wanted: int, name: str) -> int:
 def _known_classes(part: pd.DataFrame, known_class: str, name: str) -> list[str]:
     sizes = part["defect_class"][part["split"] == "anomaly"].value_counts()
     if len(sizes) < 2:
-        raise InputError(
-            f"{name} has {len(sizes)} anomaly class(es); the hard setting needs two: use general_setting"
-        )
+        raise InputError(f"{name} has {len(sizes)} anomaly class(es); the hard setting needs two: use general_setting")
     if known_class != "all":
         return [known_class] if known_class in sizes.index else []
     large = sorted(sizes.index[sizes >= MIN_CLASS_SIZE])

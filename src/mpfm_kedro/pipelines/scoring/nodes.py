@@ -11,6 +11,7 @@ from mpfm_kedro.compute import map_runs
 from mpfm_kedro.io.artefacts import ArtefactFile
 from mpfm_kedro.io.feature_store import Features
 from mpfm_kedro.parameters import ComputeParameters
+from mpfm_kedro.pipelines.runs.nodes import records
 
 TRAINED, UNTRAINED = "MPFM", "MPFM, 0 iterations"
 PART_COLUMNS = ["score_g", "score_a", "score_r", "score_n"]
@@ -36,7 +37,7 @@ def score_samples(
 ) -> pd.DataFrame:
     """One row a run, method and test sample: fused score and the four parts it is made of."""
     tasks = []
-    for run in runs.to_dict("records"):
+    for run in records(runs):
         name = run["run"]
         tasks.append(Task(run, features, {TRAINED: models[name], UNTRAINED: initial_models[name]}, device))
     tables = map_runs(score_run, tasks, "Scoring", compute, device)

@@ -12,6 +12,7 @@ from mpfm_kedro.compute import map_runs
 from mpfm_kedro.io.artefacts import ArtefactFile, RunCache
 from mpfm_kedro.io.feature_store import Features
 from mpfm_kedro.parameters import ComputeParameters, RepairParameters, TrainingParameters
+from mpfm_kedro.pipelines.runs.nodes import records
 from mpfm_kedro.provenance import code_digest, code_revision
 
 DESCRIPTION = ["run", "dataset", "category", "setting", "known_class", "n_anomalies", "seed"]
@@ -45,7 +46,7 @@ def train_models(
     from mpfm_kedro.pipelines.training.run_data import content_key
 
     entries, tasks = {}, []
-    for run in runs.to_dict("records"):
+    for run in records(runs):
         name = run["run"]
         key = content_key(run, features, with_anomalies=True) | {
             "code": code_digest(),
@@ -57,9 +58,7 @@ def train_models(
         if not entries[name].exists():
             checkpoint = cache.entry(key, "checkpoint")
             tasks.append(
-                Task(
-                    run, features, initial_models[name], entries[name], checkpoint, training, repairs, device
-                )
+                Task(run, features, initial_models[name], entries[name], checkpoint, training, repairs, device)
             )
     if tasks:
         map_runs(train_run, tasks, "Training", compute, device)

@@ -30,9 +30,7 @@ def objective_options(training: TrainingParameters, repairs: RepairParameters) -
     )
 
 
-def training_set(
-    model: MPFM, initial: Artefact, data: RunData, seed: int, repairs: RepairParameters
-) -> TrainingSet:
+def training_set(model: MPFM, initial: Artefact, data: RunData, seed: int, repairs: RepairParameters) -> TrainingSet:
     """Every training image with its closed-form places: normals by modes that were fitted without them."""
     generator = torch.Generator().manual_seed(seed)
     z = [_z(model, rows) for rows in (data.normals, data.pseudo, data.anomalies)]
@@ -47,7 +45,7 @@ def training_set(
         partial = modes_without_fold(z[0], fitted, fold)
         starts = [
             move_by_fold(partial, piece, fold[rows.source])
-            for piece, rows in zip(z, (data.normals, data.pseudo))
+            for piece, rows in ((z[0], data.normals), (z[1], data.pseudo))
         ]
         with torch.inference_mode():
             starts.append(model.modes.transport(torch.from_numpy(z[2])).numpy())
@@ -62,9 +60,7 @@ def score_rows(model: MPFM, rows: FeatureRows) -> tuple[np.ndarray, np.ndarray]:
     parts, modes = [np.empty((0, 4))], [np.empty(0, dtype=int)]
     for i in range(0, len(rows), IMAGES_AT_ONCE):
         piece = slice(i, i + IMAGES_AT_ONCE)
-        scores, mode = model.score(
-            torch.from_numpy(rows.pooled[piece]).to(device), rows.map_batch(piece).to(device)
-        )
+        scores, mode = model.score(torch.from_numpy(rows.pooled[piece]).to(device), rows.map_batch(piece).to(device))
         parts.append(torch.stack(scores, dim=1).cpu().double().numpy())
         modes.append(mode.cpu().numpy())
     return np.concatenate(parts), np.concatenate(modes)
