@@ -29,11 +29,13 @@ class Group(BaseModel):
 
 
 class IngestionParameters(Group):
-    """How strictly the raw images are checked."""
+    """How strictly the raw images are checked, and what is done about repeated ones."""
 
     allow_partial: bool
     max_unreadable_share: Share
     max_megapixels: Positive
+    group_split: bool = False
+    drop_duplicates: bool = False
 
 
 class FeatureParameters(Group):

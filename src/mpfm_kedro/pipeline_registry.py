@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline
 
-from mpfm_kedro.pipelines import features, general_setting, hard_setting, ingestion
+from mpfm_kedro.pipelines import audit, datasets, features, general_setting, hard_setting, ingestion
 
 
 def register_pipelines() -> dict[str, Pipeline]:
     """All pipelines by name."""
     pipelines = {
+        "datasets": datasets.create_pipeline(),
         "ingestion": ingestion.create_pipeline(),
+        "audit": ingestion.create_pipeline() + audit.create_pipeline(),
         "features": ingestion.create_pipeline() + features.create_pipeline(),
         "general_setting": general_setting.create_pipeline(),
         "hard_setting": hard_setting.create_pipeline(),

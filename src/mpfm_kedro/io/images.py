@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -21,8 +21,11 @@ from mpfm_kedro.progress import progress
 from mpfm_kedro.sources import get_source
 from mpfm_kedro.sources.samples import CHECKED, parse_crop
 
-FILE = ["path", "size", "modified"]
+FILE = ["folder", "path", "crop", "size", "modified"]
 FILES_IN_ONE_PIECE = 64
+DHASH_SIDE = 16
+THUMBNAIL = 160
+ARRAY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 class UnusableImageError(ValueError):
@@ -35,7 +38,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     Sixteen bits are scaled by their full range, the same for every image; floating point is clipped to 0..255;
     transparent pixels become black.
     """
-    if image.mode == "RGB":
+    if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode.startswith("I"):
         deep = np.asarray(image, dtype=np.float64) / 257
@@ -46,6 +49,20 @@ def to_rgb(image: Image.Image) -> Image.Image:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image).convert("RGB")
     return image.convert("RGB")
+
+
+def dhash(image: Image.Image) -> str:
+    """Difference hash: whether each of 16×16 areas is darker than its right neighbour, 256 bits in hex.
+
+    Copies that were scaled or compressed again differ in few bits. An image of one colour has no such bits, and
+    would be like every other one: it gets "".
+    """
+    grey = image if image.mode == "L" else to_rgb(image).convert("L")
+    darkest, lightest = grey.getextrema()
+    if darkest == lightest:
+        return ""
+    areas = np.asarray(grey.convert("F").resize((DHASH_SIDE + 1, DHASH_SIDE), Image.Resampling.BOX))
+    return np.packbits(areas[:, 1:] > areas[:, :-1]).tobytes().hex()
 
 
 @dataclass(frozen=True)
@@ -63,58 +80,92 @@ class ImageLoader:
         box = parse_crop(crop)
         return image.crop(box) if box else image
 
-    def examine(self, path: str) -> dict[str, Any]:
-        """Content hash, size, mode and, where the image is of no use, the problem."""
-        result: dict[str, Any] = {"content_hash": "", "width": 0, "height": 0, "mode": "", "problem": ""}
+    def thumbnail(self, path: str, crop: str, content_hash: str) -> Image.Image:
+        """A small copy of an image or crop; it is kept beside the memory, so that the image is read once."""
+        kept = self.memory.with_name("thumbnails") / f"{content_hash}{crop and '-'}{crop}.png"
+        if not kept.is_file():
+            small = self.read(path, crop)
+            small.thumbnail((THUMBNAIL, THUMBNAIL))
+            with replacing(kept) as partial:
+                small.save(partial, format="png")
+        with Image.open(kept) as image:
+            return image.convert("RGB")
+
+    def examine(self, path: str, crop: str = "") -> dict[str, Any]:
+        """Content hash, size, mode, perceptual hash of the crop and, where the image is of no use, the problem."""
+        return self.examine_crops(path, [crop])[0]
+
+    def examine_crops(self, path: str, crops: Sequence[str]) -> list[dict[str, Any]]:
+        """The same for several crops of one file, which is read once."""
+        result: dict[str, Any] = dict.fromkeys(CHECKED, "") | {"width": 0, "height": 0}
         try:
             content = (self.folder / path).read_bytes()
             result["content_hash"] = hashlib.sha256(content).hexdigest()
             image = self._open(path, content)
             result |= {"width": image.width, "height": image.height, "mode": image.mode}
             image.load()
-        except (OSError, SyntaxError, ValueError) as error:
-            result["problem"] = f"{type(error).__name__}: {error}"
-        return result
+            boxes = [parse_crop(crop) for crop in crops]
+            return [result | {"dhash": dhash(image.crop(box) if box else image)} for box in boxes]
+        except (OSError, SyntaxError, ValueError, TypeError) as error:
+            return [result | {"problem": f"{type(error).__name__}: {error}"} for _ in crops]
 
-    def examine_all(self, paths: list[str], processes: int) -> pd.DataFrame:
-        """Examine files in several processes; a file seen before with this size and date is not read again."""
-        files = pd.DataFrame([self._stat(path) for path in paths], columns=FILE)
-        known = pd.read_parquet(self.memory) if self.memory.is_file() else pd.DataFrame(columns=FILE + CHECKED)
+    def examine_all(self, paths: list[str], processes: int, crops: list[str] | None = None) -> pd.DataFrame:
+        """Examine files, or crops of them, in several processes; the rows are in the order of ``paths``.
+
+        A file that was usable before and still has its size and date is not read again.
+        """
+        files = pd.DataFrame({"folder": str(self.folder), "path": paths, "crop": crops or [""] * len(paths)})
+        stats = {path: self._stat(path) for path in dict.fromkeys(paths)}
+        files[["size", "modified"]] = np.array([stats[path] for path in paths], dtype=np.int64).reshape(-1, 2)
+        known = self._known_files()
         table = files.merge(known, on=FILE, how="left")
         new = table["content_hash"].isna().to_numpy()
         if new.any():
-            table.loc[new, CHECKED] = self._examine_files(list(table["path"][new]), processes)[CHECKED].to_numpy()
-            rest = known[~known["path"].isin(set(paths))]
+            table.loc[new, CHECKED] = self._examine_files(table[new], processes)[CHECKED].to_numpy()
+            table = table.astype({"width": int, "height": int})
+            rest = known[(known["folder"] != str(self.folder)) | ~known["path"].isin(set(paths))]
+            usable = table[table["problem"] == ""]
             with replacing(self.memory) as partial:
-                pd.concat([rest, table], ignore_index=True).astype({"width": int, "height": int}).to_parquet(partial)
+                (pd.concat([rest, usable], ignore_index=True) if len(rest) else usable).to_parquet(partial)
         return table.set_index("path")[CHECKED].astype({"width": int, "height": int})
 
-    def _examine_files(self, paths: list[str], processes: int) -> pd.DataFrame:
-        pieces = [paths[i : i + FILES_IN_ONE_PIECE] for i in range(0, len(paths), FILES_IN_ONE_PIECE)]
-        rows: list[dict[str, Any]] = []
-        with progress("Checking images", len(paths), "images") as bar:
-            for piece in _map_pieces(self._examine_piece, pieces, processes):
-                rows += piece
+    def _known_files(self) -> pd.DataFrame:
+        """What earlier runs learned of usable files, under today's limit of pixels."""
+        known = pd.DataFrame(columns=FILE + CHECKED).astype({"size": int, "modified": int})
+        if self.memory.is_file():
+            stored = pd.read_parquet(self.memory)
+            if set(known.columns) <= set(stored.columns):  # else of an older version: read again
+                known = stored[stored["width"] * stored["height"] <= self.max_pixels]
+        return known
+
+    def _examine_files(self, files: pd.DataFrame, processes: int) -> pd.DataFrame:
+        """Rows in the order of ``files``; each file is read once for all its crops."""
+        crops_of = {str(path): crops.tolist() for path, crops in files.groupby("path", sort=False)["crop"]}
+        tasks = list(crops_of.items())
+        pieces = [tasks[i : i + FILES_IN_ONE_PIECE] for i in range(0, len(tasks), FILES_IN_ONE_PIECE)]
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        with progress("Checking images", len(tasks), "images") as bar:
+            for piece, rows in zip(pieces, _map_pieces(self._examine_piece, pieces, processes), strict=True):
+                for (path, crops), results in zip(piece, rows, strict=True):
+                    found.update(((path, crop), result) for crop, result in zip(crops, results, strict=True))
                 bar.advance(len(piece))
-        return pd.DataFrame(rows, columns=CHECKED)
+        keys = zip(files["path"], files["crop"], strict=True)
+        return pd.DataFrame([found[key] for key in keys], columns=CHECKED)
 
-    def _examine_piece(self, paths: list[str]) -> list[dict[str, Any]]:
-        return [self.examine(path) for path in paths]
+    def _examine_piece(self, tasks: list[tuple[str, list[str]]]) -> list[list[dict[str, Any]]]:
+        return [self.examine_crops(path, crops) for path, crops in tasks]
 
-    def _stat(self, path: str) -> tuple[str, int, int]:
-        file = self.folder / path
+    def _stat(self, path: str) -> tuple[int, int]:
+        """Size and date of a file, -1 for a missing one."""
         try:
-            status = file.stat()
+            status = (self.folder / path).stat()
         except OSError:
-            return path, -1, -1
-        return path, status.st_size, status.st_mtime_ns
+            return -1, -1
+        return status.st_size, status.st_mtime_ns
 
     def _open(self, path: str, content: bytes) -> Image.Image:
         if path.lower().endswith(".npy"):
-            array = np.load(io.BytesIO(content), allow_pickle=False)
-            if array.ndim == 3:
-                array = array[:, :, :3]
-            return Image.fromarray(np.clip(array, 0, 255).astype(np.uint8))
+            return self._open_array(content)
         limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
             image = Image.open(io.BytesIO(content))
@@ -122,11 +173,31 @@ class ImageLoader:
             raise UnusableImageError("not an image that can be identified") from error
         finally:
             Image.MAX_IMAGE_PIXELS = limit
-        if image.width * image.height > self.max_pixels:
-            raise UnusableImageError(
-                f"{image.width} x {image.height} pixels, more than ingestion.max_megapixels = {self.max_pixels / 1e6:g}"
-            )
+        self._refuse_large(image.width, image.height)
         return image
+
+    def _open_array(self, content: bytes) -> Image.Image:
+        """An array (height, width) or (height, width, channels), of which at most three are used."""
+        file = io.BytesIO(content)
+        try:
+            read_header = ARRAY_HEADERS[np.lib.format.read_magic(file)]
+            shape = read_header(file)[0]
+        except Exception as error:  # numpy's parser lets any error through
+            raise UnusableImageError("not an array that can be identified") from error
+        if len(shape) not in (2, 3) or min(shape) < 1:
+            raise UnusableImageError(f"an array of shape {shape}; an image is (height, width) or (height, width, n)")
+        self._refuse_large(shape[1], shape[0])
+        file.seek(0)
+        array = np.clip(np.load(file, allow_pickle=False), 0, 255).astype(np.uint8)
+        if array.ndim == 3:
+            array = array[:, :, :3] if array.shape[2] >= 3 else array[:, :, 0]
+        return Image.fromarray(array)
+
+    def _refuse_large(self, width: int, height: int) -> None:
+        if width * height > self.max_pixels:
+            raise UnusableImageError(
+                f"{width} x {height} pixels, more than ingestion.max_megapixels = {self.max_pixels / 1e6:g}"
+            )
 
 
 def _map_pieces(function: Callable[[Any], Any], pieces: list[Any], processes: int) -> Any:

@@ -50,7 +50,9 @@ def unpack(artefact: Artefact) -> MPFM:
     state = {k.removeprefix("model."): v for k, v in artefact.tensors.items() if k.startswith("model.")}
     shape = artefact.details["shape"]
     model = MPFM(
-        Standardiser(*(state[name] for name in Standardiser.__dataclass_fields__)),
+        Standardiser(
+            state["pooled_center"], state["pooled_spread"], state["local_score.center"], state["local_score.spread"]
+        ),
         Modes(*(state[f"modes.{name}"] for name in _MODES)),
         PrototypeMixture(state["prototypes.mean"], torch.ones(len(state["prototypes.mean"])), 1.0),
         global_center=0.0,

@@ -41,18 +41,33 @@ class GlobalScore(nn.Module):
 
 
 class LocalScore(nn.Module):
-    """M_a: a 1×1 convolution scores every position of F; S_a is the mean of the top share of them."""
+    """M_a: a 1×1 convolution scores every position of F; S_a is the mean of the top share of them.
 
-    def __init__(self, channels: int, top_share: float) -> None:
+    Args:
+        center: centre of each channel over the positions of training normals, (C,).
+        spread: its spread; the weights act on standardised channels.
+        top_share: share of the positions that is averaged.
+    """
+
+    center: Tensor
+    spread: Tensor
+
+    def __init__(self, center: Tensor, spread: Tensor, top_share: float) -> None:
         super().__init__()
+        self.register_buffer("center", center.float())
+        self.register_buffer("spread", spread.float())
         self.top_share = top_share
-        self.position = nn.Linear(channels, 1)
-        nn.init.zeros_(self.position.weight)
-        nn.init.zeros_(self.position.bias)
+        self.weight = nn.Parameter(torch.zeros(len(center)))
+        self.bias = nn.Parameter(torch.zeros(()))
 
     def heat_map(self, maps: Tensor) -> Tensor:
-        """The score of each position: (B, C, H', W') → (B, H', W')."""
-        return torch.einsum("bchw,c->bhw", maps, self.position.weight[0]) + self.position.bias
+        """The score of each position: (B, C, H', W') → (B, H', W').
+
+        The channels are standardised in the weights, not in the maps, which are large.
+        """
+        weight = self.weight / self.spread
+        scores = (weight @ maps.float().flatten(2)).view(len(maps), *maps.shape[2:])
+        return scores + self.bias - weight @ self.center
 
     def forward(self, maps: Tensor) -> Tensor:
         """(B, C, H', W') → (B,)."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mpfm_kedro.model.mixture import PrototypeMixture
 from mpfm_kedro.model.mode_fitting import FittedModes, fit_modes, folds, modes_without_fold
-from mpfm_kedro.model.modes import Modes
+from mpfm_kedro.model.modes import Modes, Start
 from mpfm_kedro.model.mpfm import Standardiser
 from mpfm_kedro.model.trainer import FeatureRows
 
@@ -55,12 +55,12 @@ def initialise(
     z = standardise(standardiser, normals.pooled)
     fitted, tried = fit_modes(z, standardise(standardiser, held_back.pooled), max_modes, min_mode_size, seed)
     prototypes = fit_prototypes(
-        z if printed_start else move(fitted.modes, z), fitted, n_prototypes, seed, printed_start
+        z if printed_start else move(fitted.modes, z).psi.numpy(), fitted, n_prototypes, seed, printed_start
     )
     fold = folds(len(z), seed)
-    psi = z if printed_start else move_by_fold(modes_without_fold(z, fitted, fold), z, fold)
+    psi = torch.from_numpy(z) if printed_start else move_by_fold(modes_without_fold(z, fitted, fold), z, fold).psi
     with torch.inference_mode():
-        nll = -prototypes.log_prob(torch.from_numpy(psi)).numpy() / z.shape[1]
+        nll = -prototypes.log_prob(psi).numpy() / z.shape[1]
     return Initialisation(standardiser, fitted, tried, prototypes, float(nll.mean()), float(nll.std()))
 
 
@@ -88,19 +88,21 @@ def standardise(standardiser: Standardiser, pooled: np.ndarray) -> np.ndarray:
     return (pooled - standardiser.pooled_center.numpy()) / standardiser.pooled_spread.numpy()
 
 
-def move(modes: Modes, z: np.ndarray) -> np.ndarray:
-    """ψ_0(z) of many samples, (n, d) → (n, d)."""
+def move(modes: Modes, z: np.ndarray) -> Start:
+    """The closed-form start of many samples, (n, d) → ψ_0 (n, d), log ω_j N (n, J)."""
     with torch.inference_mode():
-        pieces = torch.from_numpy(z).float().split(ROWS_AT_ONCE)
-        return torch.cat([modes.transport(piece) for piece in pieces]).numpy() if len(z) else z
+        starts = [modes.start(piece) for piece in torch.from_numpy(z).float().split(ROWS_AT_ONCE)]
+    return Start(*(torch.cat(parts) for parts in zip(*starts, strict=True)))
 
 
-def move_by_fold(partial: list[Modes], z: np.ndarray, fold: np.ndarray) -> np.ndarray:
-    """ψ_0(z) of each sample by the modes that were fitted without its fold."""
-    result = np.empty_like(z, dtype=np.float32)
+def move_by_fold(partial: list[Modes], z: np.ndarray, fold: np.ndarray) -> Start:
+    """The start of each sample by the modes that were fitted without its fold."""
+    psi = torch.empty(z.shape)
+    log_prob = torch.empty(len(z), partial[0].n_modes)
     for number, modes in enumerate(partial):
-        result[fold == number] = move(modes, z[fold == number])
-    return result
+        if (fold == number).any():
+            psi[fold == number], log_prob[fold == number] = move(modes, z[fold == number])
+    return Start(psi, log_prob)
 
 
 def fit_prototypes(

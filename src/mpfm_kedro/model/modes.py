@@ -21,6 +21,13 @@ class PathPoint(NamedTuple):
     velocity: Tensor
 
 
+class Start(NamedTuple):
+    """The closed-form start of B samples: ψ_0(z) = Σ_j p(j|z) (τ_j + A_j (z − m_j)) (B, d), log ω_j N(z; …) (B, J)."""
+
+    psi: Tensor
+    log_prob: Tensor
+
+
 class Modes(nn.Module):
     """J Gaussians with covariance ``Σ_j = U_j diag(λ_j) U_jᵀ + ρ_j (I − U_j U_jᵀ)``.
 
@@ -107,10 +114,10 @@ class Modes(nn.Module):
         """p(j | z): (B, d) → (B, J)."""
         return self.log_prob(z).softmax(1)
 
-    def transport(self, z: Tensor) -> Tensor:
-        """ψ_0(z) = Σ_j p(j|z) (τ_j + A_j (z − m_j)): the whole way in one step, (B, d) → (B, d)."""
+    def start(self, z: Tensor) -> Start:
+        """ψ_0(z) and the modes' log ω_j N(z; m_j, Σ_j), (B, d) → (B, d), (B, J)."""
         log_prob, velocity = self.at(z, z.new_zeros(len(z), 1))
-        return z + torch.einsum("bj,bjd->bd", log_prob.softmax(1), velocity)
+        return Start(z + torch.einsum("bj,bjd->bd", log_prob.softmax(1), velocity), log_prob)
 
     def endpoint(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """z_T = τ_j + A_j (z − m_j) with the mode drawn from p(j|z), (B, d) → (B, d)."""

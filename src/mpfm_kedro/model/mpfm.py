@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mpfm_kedro.model.heads import GlobalScore, LinearScore, LocalScore, Parts
 from mpfm_kedro.model.mixture import PrototypeMixture
-from mpfm_kedro.model.modes import Modes
+from mpfm_kedro.model.modes import Modes, Start
 from mpfm_kedro.model.transport import transport
 from mpfm_kedro.model.velocity import VelocityMixture
 
@@ -41,8 +41,6 @@ class MPFM(nn.Module):
 
     pooled_center: Tensor
     pooled_spread: Tensor
-    map_center: Tensor
-    map_spread: Tensor
 
     def __init__(
         self,
@@ -57,15 +55,15 @@ class MPFM(nn.Module):
         printed_start: bool = False,
     ) -> None:
         super().__init__()
-        for name, value in vars(standardiser).items():
-            self.register_buffer(name, value.float())
-        d, channels = len(standardiser.pooled_center), len(standardiser.map_center)
+        self.register_buffer("pooled_center", standardiser.pooled_center.float())
+        self.register_buffer("pooled_spread", standardiser.pooled_spread.float())
+        d = len(standardiser.pooled_center)
         self.modes = modes
         self.prototypes = prototypes
         self.velocity = VelocityMixture(d, len(prototypes.mean), hidden, None if printed_start else modes)
         self.transport_steps = transport_steps
         self.global_score = GlobalScore(global_center, global_spread)
-        self.local_score = LocalScore(channels, top_share)
+        self.local_score = LocalScore(standardiser.map_center, standardiser.map_spread, top_share)
         self.normality_score = LinearScore(d)
         self.residual_score = LinearScore(d)
 
@@ -73,12 +71,7 @@ class MPFM(nn.Module):
         """Standardised pooled statistics, (B, d) → (B, d)."""
         return (pooled - self.pooled_center) / self.pooled_spread
 
-    def maps(self, maps: Tensor) -> Tensor:
-        """Standardised feature maps F, (B, C, H', W') → same."""
-        center, spread = self.map_center[:, None, None], self.map_spread[:, None, None]
-        return (maps.float() - center) / spread
-
-    def psi(self, z: Tensor, start: Tensor | None = None) -> Tensor:
+    def psi(self, z: Tensor, start: Start | None = None) -> Tensor:
         """ψ(z), the place of z in the prototype space: (B, d) → (B, d)."""
         return transport(self.velocity, z, self.transport_steps, start)
 
@@ -88,11 +81,10 @@ class MPFM(nn.Module):
 
     def head_weights(self) -> list[Tensor]:
         """Weights of the linear heads M_a, M_r and M_n."""
-        heads = (self.local_score.position, self.residual_score.linear, self.normality_score.linear)
-        return [head.weight for head in heads]
+        return [self.local_score.weight, self.residual_score.linear.weight, self.normality_score.linear.weight]
 
     def parts(self, z: Tensor, psi: Tensor, maps: Tensor) -> Parts:
-        """The four scores from z (B, d), ψ(z) (B, d) and F (B, C, H', W')."""
+        """The four scores from z (B, d), ψ(z) (B, d) and the stored maps F (B, C, H', W')."""
         return Parts(
             g=self.global_score(self.nll(psi)),
             a=self.local_score(maps),
@@ -104,4 +96,5 @@ class MPFM(nn.Module):
     def score(self, pooled: Tensor, maps: Tensor) -> tuple[Parts, Tensor]:
         """Scores and most probable mode (B,) of new images, from stored features."""
         z = self.z(pooled.float())
-        return self.parts(z, self.psi(z), self.maps(maps)), self.modes.log_prob(z).argmax(1)
+        start = self.modes.start(z)
+        return self.parts(z, self.psi(z, start), maps), start.log_prob.argmax(1)

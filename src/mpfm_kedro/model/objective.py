@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
+from mpfm_kedro.model.modes import Start
 from mpfm_kedro.model.mpfm import MPFM
 from mpfm_kedro.model.mutual_information import Information, information, mim_loss
 
@@ -19,14 +20,14 @@ class Batch:
 
     Args:
         z: standardised features (B, d).
-        start: ψ_0(z) by modes fitted without the sample, (B, d), or None to compute it.
+        start: the closed-form start by modes fitted without the sample, or None to compute it.
         end: z_T, coupled to z inside its mode, (B, d), or None to draw it from the prototypes (printed).
-        maps: standardised F (B, C, H', W').
+        maps: stored F (B, C, H', W').
         label: 0 normal, everything else an anomaly, known or pseudo (B,).
     """
 
     z: Tensor
-    start: Tensor | None
+    start: Start | None
     end: Tensor | None
     maps: Tensor
     label: Tensor

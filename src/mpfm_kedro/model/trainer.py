@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpfm_kedro.model.modes import Start
 from mpfm_kedro.model.mpfm import MPFM
 from mpfm_kedro.model.mutual_information import information, mim_loss
 from mpfm_kedro.model.objective import Batch, Losses, Options, losses
@@ -49,13 +50,13 @@ class Moved:
 
     Args:
         rows: the features.
-        start: ψ_0 by modes fitted without the sample, (n, d), or None without a closed-form start.
+        start: ψ_0 (n, d) and log ω_j N (n, J) by modes fitted without the sample, or None without a closed-form start.
         end: z_T coupled to z_0 inside its mode, (n, d), or None when z_T is drawn from the prototypes (printed).
     """
 
     rows: FeatureRows
-    start: np.ndarray | None = None
-    end: np.ndarray | None = None
+    start: Start | None = None
+    end: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,9 @@ def train(
     """
     device = model.pooled_center.device
     generator = torch.Generator().manual_seed(seed)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay)
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay, fused=True
+    )
     state = state or State()
     if state.epoch:
         assert state.generator is not None
@@ -163,22 +166,28 @@ def draw_batch(
     maps = torch.cat([moved.rows.map_batch(index) for moved, index in pieces])
     return Batch(
         z=model.z(torch.from_numpy(pooled).to(device)),
-        start=_gather([(moved.start, index) for moved, index in pieces], device),
+        start=_gather_starts([(moved.start, index) for moved, index in pieces], device),
         end=_gather([(moved.end, index) for moved, index in pieces], device),
-        maps=model.maps(maps.to(device)),
+        maps=maps.to(device),
         label=torch.tensor([0.0] * sizes[0] + [1.0] * sum(sizes[1:]), device=device),
     )
 
 
-def _gather(pieces: list[tuple[np.ndarray | None, np.ndarray]], device: torch.device) -> Tensor | None:
-    known = [array[index] for array, index in pieces if array is not None]
-    return torch.from_numpy(np.concatenate(known)).to(device) if len(known) == len(pieces) else None
+def _gather(pieces: list[tuple[Tensor | None, np.ndarray]], device: torch.device) -> Tensor | None:
+    known = [tensor[index] for tensor, index in pieces if tensor is not None]
+    return torch.cat(known).to(device) if len(known) == len(pieces) else None
+
+
+def _gather_starts(pieces: list[tuple[Start | None, np.ndarray]], device: torch.device) -> Start | None:
+    psi = _gather([(start and start.psi, index) for start, index in pieces], device)
+    log_prob = _gather([(start and start.log_prob, index) for start, index in pieces], device)
+    return Start(psi, log_prob) if psi is not None and log_prob is not None else None
 
 
 def monitor(model: MPFM, normals: Moved, options: Options, device: torch.device) -> dict[str, float]:
     """Once an epoch, on up to 256 normals: entropy of the assignments, used prototypes, size of the MIM gradient."""
     z = model.z(torch.from_numpy(normals.rows.pooled[:256]).to(device))
-    start = None if normals.start is None else torch.from_numpy(normals.start[:256]).to(device)
+    start = _gather_starts([(normals.start, np.arange(len(z)))], device)
     posterior = model.prototypes.posterior(model.psi(z, start), options.mim_sharpness)
     loss = mim_loss(posterior, model.prototypes.weight, options.printed_mutual_information)
     gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)

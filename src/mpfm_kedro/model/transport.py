@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from mpfm_kedro.model.modes import Start
 from mpfm_kedro.model.velocity import Velocity, VelocityMixture
 
 
-def transport(velocity: VelocityMixture, z: Tensor, steps: int, start: Tensor | None = None) -> Tensor:
+def transport(velocity: VelocityMixture, z: Tensor, steps: int, start: Start | None = None) -> Tensor:
     """ψ(z): Euler steps along the mean velocity, differentiable, (B, d) → (B, d).
 
     Args:
         velocity: the field.
         z: features (B, d).
         steps: number of steps; with a closed-form start one is exact for points of one mode.
-        start: ψ_0(z), if it is known already; it replaces the closed-form part of a single step. Training gives
-            here what modes fitted without the sample make of it, so that normals are moved as new images would be.
+        start: the closed-form part of a single step, if it is known already. Training gives here what modes fitted
+            without the sample make of it, so that normals are moved as new images would be.
     """
     if start is not None and steps == 1 and velocity.modes is not None:
         logit, mean = velocity.residual(z, z.new_zeros(len(z), 1))
-        if velocity.components == 1:
-            return start + mean.squeeze(1)
-        return start + Velocity((logit + velocity.modes.log_prob(z)).log_softmax(1), mean).field
+        return start.psi + Velocity((logit + start.log_prob).log_softmax(1), mean).field
     for step in range(steps):
         t = z.new_full((len(z), 1), step / steps)
         z = z + velocity(z, t).field / steps

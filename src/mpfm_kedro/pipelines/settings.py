@@ -5,6 +5,7 @@ from __future__ import annotations
 from kedro.pipeline import Pipeline
 
 from mpfm_kedro.pipelines import (
+    audit,
     evaluation,
     features,
     ingestion,
@@ -31,4 +32,4 @@ def create_setting(setting: str) -> Pipeline:
     together = sum(own, Pipeline([]))
     parameters = {name for name in together.inputs() if name.startswith("params:")}
     stages = Pipeline(together, inputs=SHARED, parameters=parameters, namespace=setting)
-    return ingestion.create_pipeline() + features.create_pipeline() + stages
+    return ingestion.create_pipeline() + audit.create_pipeline() + features.create_pipeline() + stages

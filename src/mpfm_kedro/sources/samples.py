@@ -5,7 +5,8 @@ Columns as a source lists them (``LISTED``):
     mask_path ("" without one, several joined with "|"), label (0 normal, 1 anomaly),
     defect_class ("" for normals), split (train | test for normals of a source with its own split, "" where it
     is made here), group (the physical item: samples of one group are not independent).
-Ingestion adds ``CHECKED``: content_hash, width, height, mode and problem ("" for a readable image).
+Ingestion adds ``CHECKED``: content_hash, width, height, mode, problem ("" for a usable image) and dhash
+(perceptual hash of the crop; "" where nothing can be told from it: one colour only, or unreadable).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LISTED = [
     "split",
     "group",
 ]
-CHECKED = ["content_hash", "width", "height", "mode", "problem"]
+CHECKED = ["content_hash", "width", "height", "mode", "problem", "dhash"]
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".npy"}
 
 

@@ -7,16 +7,19 @@ import os
 
 import numpy as np
 import pandas as pd
-from sklearn.model_selection import train_test_split
+from sklearn.model_selection import GroupShuffleSplit, train_test_split
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.io.images import ImageLoader
 from mpfm_kedro.parameters import IngestionParameters
+from mpfm_kedro.pipelines.ingestion.repeats import DROPPED, content, joined_groups
 from mpfm_kedro.sources import get_source
 from mpfm_kedro.sources.source import Counts
 
 logger = logging.getLogger(__name__)
 PLAIN_MODES = {"L", "RGB"}
+TEST_SHARE = 0.25
+NAMES_IN_A_LINE = 40
 
 
 def list_samples(images: ImageLoader, category: str, parameters: IngestionParameters) -> pd.DataFrame:
@@ -32,7 +35,7 @@ def list_samples(images: ImageLoader, category: str, parameters: IngestionParame
         raise InputError(f"{source.title}: no image found in {images.folder}")
     if source.counts is not None:
         for name, part in samples.groupby("category"):
-            problems = _compare_counts(part, source.counts[str(name)])
+            problems = compare_counts(part, source.counts[str(name)])
             if problems and not parameters.allow_partial:
                 raise InputError(
                     f"{source.title} {name}: in {images.folder} {'; '.join(problems)}. "
@@ -43,7 +46,7 @@ def list_samples(images: ImageLoader, category: str, parameters: IngestionParame
     return samples
 
 
-def _compare_counts(samples: pd.DataFrame, expected: Counts) -> list[str]:
+def compare_counts(samples: pd.DataFrame, expected: Counts) -> list[str]:
     """What differs between the listed samples of one category and the published numbers."""
     normal = samples["label"] == 0
     anomalies = {str(name): int(n) for name, n in samples["defect_class"][~normal].value_counts().items()}
@@ -62,9 +65,9 @@ def _compare_counts(samples: pd.DataFrame, expected: Counts) -> list[str]:
 
 
 def check_images(listed: pd.DataFrame, images: ImageLoader, parameters: IngestionParameters) -> pd.DataFrame:
-    """Read every image once: content hash, size, mode; name the ones that cannot be used."""
-    checks = images.examine_all(sorted(listed["path"].unique()), processes=os.cpu_count() or 1)
-    samples = listed.join(checks, on="path")
+    """Read every image once: content and perceptual hash, size, mode; name the ones that cannot be used."""
+    checks = images.examine_all(listed["path"].tolist(), os.cpu_count() or 1, listed["crop"].tolist())
+    samples = pd.concat([listed.reset_index(drop=True), checks.reset_index(drop=True)], axis=1)
     bad = samples[samples["problem"] != ""]
     for path, problem in zip(bad["path"], bad["problem"], strict=True):
         logger.warning("Unreadable image left out: %s (%s)", images.folder / path, problem)
@@ -84,34 +87,108 @@ def check_images(listed: pd.DataFrame, images: ImageLoader, parameters: Ingestio
     return samples
 
 
-def split_normals(checked: pd.DataFrame) -> pd.DataFrame:
+def split_normals(checked: pd.DataFrame, group_split: bool = False) -> pd.DataFrame:
     """Divide the normals 3:1 by sorted name, unless they come with a split; anomalies go to the draws.
 
-    The split is made over all listed names, so that an unreadable image moves no other one.
+    The split is made over all listed names, so that an unreadable image moves no other one. With ``group_split``
+    whole groups go to one side, 3:1 by their number.
     """
     source = get_source(str(checked["dataset"].iloc[0]))
     samples = checked.copy()
     samples.loc[samples["label"] == 1, "split"] = "anomaly"
-    for _, part in samples[samples["split"] == ""].groupby("category"):
-        order = part.sort_values("sample_id").index.to_numpy()
-        if len(order) < 2:
-            raise InputError(f"{source.title}: a 3:1 split needs at least two normal images, found {len(order)}")
-        train, test = train_test_split(order, test_size=0.25, random_state=42)
+    undivided = samples[samples["split"] == ""].sort_values("sample_id")
+    if group_split:
+        undivided = undivided.assign(joined=joined_groups(samples))
+        if undivided.empty:
+            logger.warning("ingestion.group_split changes nothing: %s comes with its own split", source.title)
+    for category, part in undivided.groupby("category"):
+        name = f"{source.title} {category}".strip()
+        train, test = _divide_groups(part, name) if group_split else _divide(part, name)
         samples.loc[train, "split"] = "train"
         samples.loc[test, "split"] = "test"
     return samples
 
 
+def _divide(normals: pd.DataFrame, name: str) -> tuple[pd.Index, pd.Index]:
+    if len(normals) < 2:
+        raise InputError(f"{name}: a 3:1 split needs at least two normal images, found {len(normals)}")
+    train, test = train_test_split(normals.index.to_numpy(), test_size=TEST_SHARE, random_state=42)
+    return train, test
+
+
+def _divide_groups(normals: pd.DataFrame, name: str) -> tuple[pd.Index, pd.Index]:
+    groups = normals["joined"].factorize()[0]
+    if len(set(groups)) < 2:
+        raise InputError(
+            f"{name}: ingestion.group_split needs at least two groups of normal images, and all {len(normals)} "
+            f"belong to the group of {normals['group'].iloc[0]}"
+        )
+    splitter = GroupShuffleSplit(n_splits=1, test_size=TEST_SHARE, random_state=42)
+    train, test = next(splitter.split(groups, groups=groups))
+    logger.info("%s: %d groups, %d normals train and %d test", name, len(set(groups)), len(train), len(test))
+    return normals.index[train], normals.index[test]
+
+
+def drop_repeats(divided: pd.DataFrame, drop_duplicates: bool) -> pd.DataFrame:
+    """If asked for, leave out all but the first of the samples that show exactly the same.
+
+    A dropped sample stays in the table with what it repeats as its ``problem``. Where normals and anomalies show
+    the same, no copy can be trusted and all are dropped.
+    """
+    if not drop_duplicates:
+        return divided
+    usable = divided[divided["problem"] == ""].sort_values("sample_id")
+    shown = content(usable)
+    first = usable["sample_id"].groupby(shown).transform("first")
+    of_both_labels = usable["label"].groupby(shown).transform("nunique") > 1
+    for _, copies in usable[of_both_labels].groupby(shown):
+        logger.error("Normal and anomalous at once, all copies are dropped: %s", ", ".join(copies["sample_id"]))
+    repeats = usable[of_both_labels | (first != usable["sample_id"])]
+    samples = divided.copy()
+    samples.loc[repeats.index, "problem"] = DROPPED + "repeats " + first[repeats.index]
+    samples.loc[usable.index[of_both_labels], "problem"] = DROPPED + "normal and anomalous at once"
+    if len(repeats):
+        logger.warning("Repeated images dropped: %d of %d: %s", len(repeats), len(usable), _names(repeats))
+    _refuse_empty_sides(samples)
+    return samples
+
+
+def _names(samples: pd.DataFrame) -> str:
+    names = samples["sample_id"].tolist()
+    more = f" and {len(names) - NAMES_IN_A_LINE} more" if len(names) > NAMES_IN_A_LINE else ""
+    return ", ".join(names[:NAMES_IN_A_LINE]) + more
+
+
+def _refuse_empty_sides(samples: pd.DataFrame) -> None:
+    for category, part in samples.groupby("category"):
+        left = set(part["split"][part["problem"] == ""])
+        for side in ("train", "test"):
+            if side not in left:
+                name = f"{part['dataset'].iloc[0]} {category}".strip()
+                raise InputError(f"ingestion.drop_duplicates leaves no normal image of {name} to {side}")
+
+
 def refuse_wrong_split(samples: pd.DataFrame) -> pd.DataFrame:
-    """Catalog validator: the stored split is the one that the source declares."""
+    """Catalog validator: the stored split is the one that the source declares, by image or by group."""
     source = get_source(str(samples["dataset"].iloc[0]))
     for category, part in samples.groupby("category"):
         normals = part["split"][part["label"] == 0].value_counts()
         train, test = int(normals.get("train", 0)), int(normals.get("test", 0))
         if train + test != normals.sum() or min(train, test) == 0:
             raise InputError(f"{source.title} {category}: every normal belongs to train or test, found {dict(normals)}")
-        if source.split == "three_to_one" and test != int(np.ceil((train + test) / 4)):
+        if source.split == "three_to_one" and not (_is_quarter(test, train + test) or _is_group_split(part)):
             raise InputError(f"{source.title} {category}: {train} to {test} normals is not a 3:1 split")
         if (part["split"][part["label"] == 1] != "anomaly").any():
             raise InputError(f"{source.title} {category}: an anomaly is in the split of the normals")
     return samples
+
+
+def _is_quarter(test: int, total: int) -> bool:
+    return test == int(np.ceil(TEST_SHARE * total))
+
+
+def _is_group_split(samples: pd.DataFrame) -> bool:
+    """Whether no group of normals is on both sides, and a quarter of the groups is tested."""
+    groups = joined_groups(samples)
+    train, test = set(groups[samples["split"] == "train"]), set(groups[samples["split"] == "test"])
+    return not train & test and _is_quarter(len(test), len(train | test))

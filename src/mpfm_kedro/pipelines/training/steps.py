@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from mpfm_kedro.model.artefact import Artefact
+from mpfm_kedro.model.artefact import Artefact, unpack
 from mpfm_kedro.model.calibration import Calibration, calibrate, plain_sum
-from mpfm_kedro.model.initialisation import move_by_fold
+from mpfm_kedro.model.initialisation import move, move_by_fold
 from mpfm_kedro.model.mode_fitting import FittedModes, folds, modes_without_fold
+from mpfm_kedro.model.modes import Start
 from mpfm_kedro.model.mpfm import MPFM
 from mpfm_kedro.model.objective import Options
 from mpfm_kedro.model.trainer import FeatureRows, Moved, TrainingSet
@@ -33,25 +35,20 @@ def objective_options(training: TrainingParameters, repairs: RepairParameters) -
 def training_set(model: MPFM, initial: Artefact, data: RunData, seed: int, repairs: RepairParameters) -> TrainingSet:
     """Every training image with its closed-form places: normals by modes that were fitted without them."""
     generator = torch.Generator().manual_seed(seed)
-    z = [_z(model, rows) for rows in (data.normals, data.pseudo, data.anomalies)]
-    ends: list[np.ndarray | None] = [None] * 3
+    pieces = (data.normals, data.pseudo, data.anomalies)
+    z = [_z(model, rows) for rows in pieces]
+    ends: list[Tensor | None] = [None] * 3
     if repairs.coupling == "repaired":
         ends = [_endpoints(model, piece, generator) for piece in z]
-    starts: list[np.ndarray | None] = [None] * 3
+    starts: list[Start | None] = [None] * 3
     if model.velocity.modes is not None and model.transport_steps == 1:
         labels, shrinkage = (initial.tensors[f"extra.{name}"].numpy() for name in ("labels", "shrinkage"))
-        fitted = FittedModes(model.modes.cpu(), labels, shrinkage, 0.0)
+        modes = unpack(initial).modes
         fold = folds(len(labels), seed)
-        partial = modes_without_fold(z[0], fitted, fold)
-        starts = [
-            move_by_fold(partial, piece, fold[rows.source])
-            for piece, rows in ((z[0], data.normals), (z[1], data.pseudo))
-        ]
-        with torch.inference_mode():
-            starts.append(model.modes.transport(torch.from_numpy(z[2])).numpy())
-        model.modes.to(model.pooled_center.device)
-    pieces = zip((data.normals, data.pseudo, data.anomalies), starts, ends, strict=True)
-    return TrainingSet(*(Moved(rows, start, end) for rows, start, end in pieces))
+        partial = modes_without_fold(z[0], FittedModes(modes, labels, shrinkage, 0.0), fold)
+        own = [move_by_fold(partial, piece, fold[rows.source]) for piece, rows in zip(z, pieces[:2], strict=False)]
+        starts = [*own, move(modes, z[2])]
+    return TrainingSet(*(Moved(rows, start, end) for rows, start, end in zip(pieces, starts, ends, strict=True)))
 
 
 def score_rows(model: MPFM, rows: FeatureRows) -> tuple[np.ndarray, np.ndarray]:
@@ -79,11 +76,11 @@ def _z(model: MPFM, rows: FeatureRows) -> np.ndarray:
         return model.z(torch.from_numpy(rows.pooled).to(model.pooled_center.device)).cpu().numpy()
 
 
-def _endpoints(model: MPFM, z: np.ndarray, generator: torch.Generator) -> np.ndarray:
+def _endpoints(model: MPFM, z: np.ndarray, generator: torch.Generator) -> Tensor:
     device = model.pooled_center.device
     with torch.inference_mode():
         pieces = [
             model.modes.endpoint(piece.to(device), generator).cpu()
             for piece in torch.from_numpy(z).split(IMAGES_AT_ONCE)
         ]
-    return torch.cat(pieces).numpy() if pieces else z
+    return torch.cat(pieces)

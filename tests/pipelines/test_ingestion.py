@@ -1,0 +1,282 @@
+"""From raw files to the sample table: counts, unreadable images, and the split of the normals."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kedro.io import DataCatalog
+from PIL import Image
+from sklearn.model_selection import train_test_split
+
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.io.images import ImageLoader
+from mpfm_kedro.parameters import FeatureParameters, IngestionParameters
+from mpfm_kedro.pipelines.features.nodes import plan_views
+from mpfm_kedro.pipelines.ingestion.nodes import check_images, list_samples, refuse_wrong_split, split_normals
+from mpfm_kedro.pipelines.runs.nodes import make_general_runs, make_hard_runs
+from mpfm_kedro.sources import get_source
+from mpfm_kedro.sources.samples import sample, sample_table
+
+STRICT = IngestionParameters(allow_partial=False, max_unreadable_share=0.01, max_megapixels=1.0)
+PARTIAL = STRICT.model_copy(update={"allow_partial": True})
+LENIENT = STRICT.model_copy(update={"max_unreadable_share": 0.5})
+
+
+def draw(file: Path, mode: str = "RGB") -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, (6, 4)).save(file)
+
+
+@pytest.fixture
+def loader(tmp_path: Path) -> Callable[..., ImageLoader]:
+    def make(dataset: str, folder: Path = tmp_path) -> ImageLoader:
+        return ImageLoader(dataset, folder, 10**6, tmp_path / "memory" / "files.parquet")
+
+    return make
+
+
+@pytest.fixture
+def own(loader, tmp_path) -> ImageLoader:
+    """Twelve normals and six anomalies of each of two classes."""
+    for folder, number in (("good", 12), ("dent", 6), ("scratch", 6)):
+        for i in range(number):
+            draw(tmp_path / "own" / folder / f"{i:02}.png")
+            Image.new("RGB", (6, 4), (len(folder), i, 0)).save(tmp_path / "own" / folder / f"{i:02}.png")
+    return loader("folder", tmp_path / "own")
+
+
+def ingest(images: ImageLoader, parameters: IngestionParameters) -> pd.DataFrame:
+    return split_normals(check_images(list_samples(images, "all", parameters), images, parameters))
+
+
+def splits(samples: pd.DataFrame) -> dict[str, str]:
+    return samples.set_index("sample_id")["split"].to_dict()
+
+
+def test_elpv_has_the_published_split(tmp_path, loader):
+    pytest.importorskip("elpv_dataset", reason="the package elpv-dataset is not installed")
+    images = loader("elpv", get_source("elpv").locate(tmp_path))
+    samples = split_normals(list_samples(images, "all", STRICT))
+    assert samples["split"].value_counts().to_dict() == {"train": 1131, "test": 377, "anomaly": 715}
+    assert refuse_wrong_split(samples) is samples
+
+
+def small_elpv(folder: Path) -> Path:
+    lines = []
+    for number, (probability, kind) in enumerate([(0, "mono"), (0, "poly"), (1, "mono"), (1, "poly"), (1, "poly")]):
+        draw(folder / "images" / f"{number}.png")
+        lines.append(f"images/{number}.png {probability} {kind}")
+    (folder / "labels.csv").write_text("\n".join(lines))
+    return folder
+
+
+def test_counts_that_are_not_the_published_ones_are_named(tmp_path, loader):
+    images = loader("elpv", small_elpv(tmp_path / "elpv"))
+    with pytest.raises(InputError) as raised:
+        list_samples(images, "all", STRICT)
+    for part in (
+        str(tmp_path / "elpv"),
+        "2 normal images, published are 1508",
+        "1 anomalies of class 'mono', published are 313",
+        "2 anomalies of class 'poly', published are 402",
+        "allow_partial",
+    ):
+        assert part in str(raised.value)
+
+
+def test_partial_copy_is_taken_when_allowed(tmp_path, loader, caplog):
+    images = loader("elpv", small_elpv(tmp_path / "elpv"))
+    with caplog.at_level(logging.WARNING):
+        assert len(list_samples(images, "all", PARTIAL)) == 5
+    assert "2 normal images, published are 1508" in caplog.text
+
+
+def mvtec(folder: Path) -> Path:
+    for category, defects in (("carpet", ("color", "hole")), ("bottle", ("contamination",))):
+        for name in ("train/good/000", "train/good/001", "train/good/002", "test/good/000"):
+            draw(folder / category / f"{name}.png")
+        for defect in defects:
+            draw(folder / category / "test" / defect / "000.png")
+            draw(folder / category / "ground_truth" / defect / "000_mask.png", "L")
+    return folder
+
+
+def test_one_category_is_chosen_and_an_unknown_one_named(tmp_path, loader):
+    images = loader("mvtec_ad", mvtec(tmp_path / "mvtec"))
+    assert set(list_samples(images, "all", PARTIAL)["category"]) == {"carpet", "bottle"}
+    carpet = list_samples(images, "carpet", PARTIAL)
+    assert set(carpet["category"]) == {"carpet"}
+    assert carpet.index.tolist() == list(range(len(carpet)))
+    with pytest.raises(InputError, match="'carpt' of mvtec_ad; it has: bottle, carpet"):
+        list_samples(images, "carpt", PARTIAL)
+    with pytest.raises(InputError, match="MVTec AD bottle: .* 4 normal images, published are 229; 1 anomalies"):
+        list_samples(images, "bottle", STRICT)
+
+
+def test_own_split_is_kept(tmp_path, loader):
+    images = loader("mvtec_ad", mvtec(tmp_path / "mvtec"))
+    samples = ingest(images, PARTIAL)
+    assert all(
+        split == ("anomaly" if label else path.split("/")[1])
+        for path, label, split in zip(samples["path"], samples["label"], samples["split"], strict=True)
+    )
+    assert refuse_wrong_split(samples) is samples
+
+
+def test_unreadable_image_is_named_and_moves_no_other_one(own, caplog):
+    before = ingest(own, STRICT)
+    assert (before["problem"] == "").all()
+    victims = ["good/03.png", "dent/02.png"]
+    for name in victims:
+        (own.folder / name).write_bytes((own.folder / name).read_bytes()[:40])
+    with caplog.at_level(logging.WARNING):
+        after = ingest(own, LENIENT)
+    assert all(str(own.folder / name) in caplog.text for name in victims)
+    assert splits(after) == splits(before)
+    assert after["sample_id"][after["problem"] != ""].tolist() == sorted(victims)
+    assert refuse_wrong_split(after) is after
+
+
+def test_unreadable_image_reaches_neither_views_nor_runs(own):
+    before = ingest(own, STRICT)
+    train, test = (before["sample_id"][before["split"] == split].iloc[0] for split in ("train", "test"))
+    victims = {train, test, "dent/02.png"}
+    for name in victims:
+        (own.folder / name).write_bytes(b"damaged")
+    samples = ingest(own, LENIENT)
+    features = FeatureParameters(
+        weights_file=None,
+        layers=["auto"],
+        statistics=["mean"],
+        cutmix_views=1,
+        anomaly_views=["hflip"],
+        normal_views=[],
+        batch_size=2,
+        workers=0,
+        compile=False,
+    )
+    assert not victims & set(plan_views(samples, features)["sample_id"])
+    for runs in (make_general_runs(samples, [1, 5], 2), make_hard_runs(samples, "scratch", 3, 2)):
+        for column in ("train_normals", "known_anomalies", "test_normals", "test_anomalies"):
+            assert all(not victims & set(ids) for ids in runs[column])
+        assert set(runs["train_normals"].iloc[0]) | victims == set(samples["sample_id"][samples["split"] == "train"]) | victims
+
+
+def test_too_many_unreadable_images_are_an_error(own):
+    (own.folder / "good" / "03.png").write_bytes(b"damaged")
+    with pytest.raises(InputError, match="1 of 24 images") as raised:
+        ingest(own, STRICT)
+    assert "good/03.png" in str(raised.value)
+    assert "max_unreadable_share" in str(raised.value)
+
+
+def test_no_readable_image_is_an_error_whatever_is_allowed(own):
+    for file in own.folder.glob("*/*.png"):
+        file.write_bytes(b"")
+    with pytest.raises(InputError, match="No readable image is left") as raised:
+        ingest(own, STRICT.model_copy(update={"max_unreadable_share": 1.0}))
+    assert str(own.folder) in str(raised.value)
+
+
+def test_converted_modes_are_reported(own, caplog):
+    draw(own.folder / "good" / "01.png", "RGBA")
+    draw(own.folder / "good" / "02.png", "RGBA")
+    draw(own.folder / "dent" / "00.png", "1")
+    draw(own.folder / "dent" / "01.png", "L")
+    with caplog.at_level(logging.WARNING):
+        ingest(own, STRICT)
+    assert "2 images of mode RGBA are converted to RGB, for example good/01.png" in caplog.text
+    assert "1 images of mode 1 are converted to RGB, for example dent/00.png" in caplog.text
+    assert "mode L" not in caplog.text
+
+
+def normals(number: int) -> pd.DataFrame:
+    return sample_table(sample("folder", f"good/{i}.png", 0) for i in range(number))
+
+
+@given(number=st.integers(2, 80), order=st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_normals_are_split_three_to_one_over_their_sorted_names(number, order):
+    table = normals(number)
+    shuffled = list(table.index)
+    order.shuffle(shuffled)
+    samples = split_normals(table.loc[shuffled].reset_index(drop=True))
+    train, test = train_test_split(sorted(table["sample_id"]), test_size=0.25, random_state=42)
+    assert splits(samples) == dict.fromkeys(train, "train") | dict.fromkeys(test, "test")
+    assert len(test) == int(np.ceil(number / 4))
+
+
+def test_each_category_is_split_by_itself():
+    table = pd.concat([normals(8).assign(category="a"), normals(8).assign(category="b")], ignore_index=True)
+    table["sample_id"] = table["category"] + "/" + table["sample_id"]
+    samples = split_normals(table)
+    assert samples.groupby("category")["split"].value_counts().to_dict() == {
+        (category, split): n for category in "ab" for split, n in (("train", 6), ("test", 2))
+    }
+
+
+def test_one_normal_cannot_be_split():
+    with pytest.raises(InputError, match="at least two normal images, found 1"):
+        split_normals(normals(1))
+
+
+def wrong(change: Callable[[pd.DataFrame], None]) -> pd.DataFrame:
+    rows = [sample("elpv", f"good/{i}.png", 0) for i in range(8)]
+    samples = split_normals(sample_table([*rows, sample("elpv", "bad/0.png", 1, "mono")]))
+    change(samples)
+    return samples
+
+
+def move_one(samples: pd.DataFrame) -> None:
+    samples.loc[samples.index[samples["split"] == "test"][0], "split"] = "train"
+
+
+def leave_open(samples: pd.DataFrame) -> None:
+    samples.loc[samples.index[samples["split"] == "test"][0], "split"] = ""
+
+
+def no_test(samples: pd.DataFrame) -> None:
+    samples.loc[samples["split"] == "test", "split"] = "train"
+
+
+def anomaly_as_normal(samples: pd.DataFrame) -> None:
+    samples.loc[samples["label"] == 1, "split"] = "train"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (move_one, "7 to 1 normals is not a 3:1 split"),
+        (leave_open, "every normal belongs to train or test"),
+        (no_test, "every normal belongs to train or test"),
+        (anomaly_as_normal, "an anomaly is in the split of the normals"),
+    ],
+)
+def test_wrong_split_is_refused(change, message):
+    with pytest.raises(InputError, match=message):
+        refuse_wrong_split(wrong(change))
+
+
+def test_catalog_refuses_a_wrong_split_on_disk(tmp_path):
+    entry = {"type": "mpfm_kedro.io.atomic.AtomicParquetDataset", "filepath": str(tmp_path / "samples.parquet")}
+    wrong(move_one).to_parquet(tmp_path / "samples.parquet")
+    validator = f"{refuse_wrong_split.__module__}.{refuse_wrong_split.__name__}"
+    catalog = DataCatalog.from_config({"samples": {**entry, "validator": validator}})
+    with pytest.raises(Exception, match="7 to 1 normals is not a 3:1 split"):
+        catalog.load("samples")
+
+
+def test_source_with_a_category_that_was_never_published_is_no_crash(tmp_path, loader, monkeypatch):
+    """A dataset without published numbers takes any number."""
+    draw(tmp_path / "own" / "good" / "a.png")
+    source = replace(get_source("folder"), counts=None)
+    monkeypatch.setattr("mpfm_kedro.pipelines.ingestion.nodes.get_source", lambda name: source)
+    assert len(list_samples(loader("folder", tmp_path / "own"), "all", STRICT)) == 1
