@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
-from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract, pool
+from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract
 from mpfm_kedro.io.images import ImageLoader
 from mpfm_kedro.model.heads import LinearScore, LocalScore
 from mpfm_kedro.model.initialisation import initialise, move
@@ -75,7 +75,7 @@ def made_rows(n: int, d: int, channels: int, side: int, seed: int) -> FeatureRow
 
 def made_model(side: int, n: int = 900) -> tuple[MPFM, TrainingSet]:
     """The default model with K = 32 on features of the default backbone."""
-    normals, held_back, anomalies = (made_rows(k, 2304, 512, side, k) for k in (n, 230, 40))
+    normals, held_back, anomalies = (made_rows(k, 2304, 384, side, k) for k in (n, 230, 40))
     init = initialise(normals, held_back, n_prototypes=32, max_modes=4, min_mode_size=50, seed=0)
     model = MPFM(
         init.standardiser,
@@ -85,12 +85,15 @@ def made_model(side: int, n: int = 900) -> tuple[MPFM, TrainingSet]:
         init.global_spread,
         hidden=128,
         transport_steps=1,
-        top_share=0.1,
+        top_share=0.05,
+        patches=init.patches,
     )
     moved = []
     for rows in (normals, normals, anomalies):
         start = move(model.modes, model.z(torch.from_numpy(rows.pooled)).numpy())
-        moved.append(Moved(rows, start, start.psi))
+        mode = start.log_prob.argmax(1)
+        evidence = model.local_score.evidence(rows.map_batch(), mode)
+        moved.append(Moved(rows, start, start.psi, evidence))
     return model, TrainingSet(*moved)
 
 
@@ -105,12 +108,12 @@ def training_step(size: int) -> float:
     def published() -> None:
         with torch.no_grad():
             maps: Tensor = network(images)
-        score = local(maps) - linear(maps.mean((2, 3)))
+        score = local(maps, None) - linear(maps.mean((2, 3)))
         heads.zero_grad()
         nn.functional.binary_cross_entropy_with_logits(score, target).backward()
         heads.step()
 
-    model, data = made_model(size // 32)
+    model, data = made_model(size // 16)
     generator = torch.Generator().manual_seed(0)
     optimiser = torch.optim.AdamW(model.parameters(), lr=2e-4, weight_decay=1e-5, fused=True)
 
@@ -133,13 +136,12 @@ def scoring(backbone: Backbone, size: int) -> float:
     folder = elpv.SOURCE.locate(Path("data/01_raw"))
     listed = elpv.SOURCE.list_samples(folder).head(1).assign(view="original", content_hash="")
     dataset = ViewImages(listed, ImageLoader("elpv", folder, int(1e8), Path("unused")), size)
-    model, _ = made_model(size // 32)
+    model, _ = made_model(size // 16)
     bare = resnet18().eval().to(memory_format=torch.channels_last)
     ready = dataset[0][None].float().contiguous(memory_format=torch.channels_last)
 
     def end_to_end() -> None:
-        maps = backbone(dataset[0][None])
-        model.score(pool(maps, STATISTICS), maps[-1].half())
+        model.score(*backbone.features(dataset[0][None], STATISTICS))
 
     with torch.inference_mode():
         seconds = medians(30, forward=lambda: bare(ready), whole=end_to_end)
@@ -153,7 +155,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="also measure extraction with torch.compile")
     parser.add_argument("--output", type=Path, default=Path(tempfile.gettempdir()) / "mpfm_speed.json")
     arguments = parser.parse_args()
-    backbone = Backbone("resnet18", resnet18().state_dict(), ["auto"])
+    backbone = Backbone("resnet18", resnet18().state_dict(), ["auto"], ["auto"])
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     rows = {
         "extraction / bare forward loop, 224 px (goal: at least 0.9)": extraction(

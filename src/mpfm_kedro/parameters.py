@@ -43,6 +43,7 @@ class FeatureParameters(Group):
 
     weights_file: str | None
     layers: Annotated[list[str], Field(min_length=1)]
+    map_layers: Annotated[list[str], Field(min_length=1)]
     statistics: Annotated[list[Statistic], Field(min_length=1)]
     cutmix_views: Annotated[int, Field(ge=0)]
     anomaly_views: list[View]

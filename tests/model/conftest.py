@@ -173,17 +173,10 @@ def wake():
     """Small random weights for the layers that start at zero, so that gradients pass them."""
 
     def randomise(model, size=0.05):
-        layers = [
-            model.velocity.mean,
-            model.velocity.logit,
-            model.local_score.position,
-            model.residual_score.linear,
-            model.normality_score.linear,
-        ]
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
-            for layer in layers:
-                layer.weight.copy_(size * torch.randn(layer.weight.shape, generator=generator))
+            for weight in (model.velocity.mean.weight, model.velocity.logit.weight, *model.head_weights()):
+                weight.copy_(size * torch.randn(weight.shape, generator=generator))
         return model
 
     return randomise

@@ -83,9 +83,19 @@ def test_samples_of_a_mode_are_moved_to_its_place_and_whitened(make_modes, covar
     modes = make_modes(d=4, ranks=(2,))
     torch.manual_seed(0)
     z = MultivariateNormal(modes.mean[0], covariances(modes)[0]).sample((40_000,))
-    moved = modes.transport(z)
+    moved = modes.start(z).psi
     torch.testing.assert_close(moved.mean(0), modes.place[0], atol=0.03, rtol=0)
     torch.testing.assert_close(moved.T.cov(), torch.eye(4, dtype=torch.float64), atol=0.04, rtol=0)
+
+
+def test_start_is_the_posterior_mean_of_the_modes_own_maps(make_modes, covariances):
+    modes = make_modes(far=0.5, ranks=(1, 2, 3))
+    z = around(modes, 8)
+    roots = inverse_roots(covariances(modes))
+    moved = modes.place + torch.einsum("jde,bje->bjd", roots, z[:, None] - modes.mean)
+    psi, log_prob = modes.start(z)
+    torch.testing.assert_close(psi, torch.einsum("bj,bjd->bd", modes.posterior(z), moved), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(log_prob, modes.log_prob(z), rtol=1e-8, atol=1e-8)
 
 
 def test_energy_at_the_endpoint_is_the_mahalanobis_distance(make_modes, covariances):

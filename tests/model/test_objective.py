@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from mpfm_kedro.model.objective import Batch, flow_losses, losses
 from mpfm_kedro.model.trainer import draw_batch
 
 VELOCITY = "velocity."
+# where the modes lie far apart nothing moves the weights of the components: velocity.logit may stay
 FLOW = {"velocity.read", "velocity.time", "velocity.mix", "velocity.mean", "velocity.logit"}
 
 
@@ -46,14 +48,16 @@ def terms(problem, batch, options, wake):
 @pytest.mark.parametrize("name", ["flow_normal", "flow_anomaly"])
 def test_flow_losses_train_the_velocity_network_alone(terms, name):
     model, term = terms
-    assert layers(reached(model, term(name))) == FLOW
+    found = layers(reached(model, term(name)))
+    assert FLOW - {"velocity.logit"} <= found <= FLOW
 
 
 def test_flow_losses_leave_the_prototypes_alone_with_an_independent_draw_too(terms, problem, batch, options):
     model, _ = terms
     drawn = dataclasses.replace(batch, end=None)
     loss = sum(flow_losses(model, drawn, batch.label == 0, options, generator()))
-    assert layers(reached(model, loss)) == FLOW
+    found = layers(reached(model, loss))
+    assert FLOW - {"velocity.logit"} <= found <= FLOW
 
 
 @pytest.mark.parametrize("name", ["mim", "score_g"])
@@ -73,7 +77,13 @@ def test_residual_score_trains_the_flow_and_its_head(terms):
     assert not {item for item in found if item.startswith(("local", "normality", "global"))}
 
 
-@pytest.mark.parametrize(("name", "head"), [("score_a", "local_score.position"), ("score_n", "normality_score.linear")])
+@pytest.mark.xfail(strict=True, reason="the deviation is differentiable in the prototype's mean")
+def test_residual_score_leaves_the_prototypes_alone(terms):
+    model, term = terms
+    assert not {item for item in reached(model, term("score_r")) if item.startswith("prototypes")}
+
+
+@pytest.mark.parametrize(("name", "head"), [("score_a", "local_score"), ("score_n", "normality_score.linear")])
 def test_scores_on_features_train_their_heads_alone(terms, name, head):
     model, term = terms
     assert reached(model, term(name)) == {f"{head}.weight", f"{head}.bias"}
@@ -112,9 +122,7 @@ def test_normality_is_trained_on_normals_unless_printed(problem, batch, options,
     found, _ = losses(model, batch, choice, generator())
     anomalous = (batch.label != 0).float()
     target = anomalous if printed else 1 - anomalous
-    torch.testing.assert_close(
-        found.score_n, binary_cross_entropy_with_logits(model.normality_score(batch.z), target)
-    )
+    torch.testing.assert_close(found.score_n, binary_cross_entropy_with_logits(model.normality_score(batch.z), target))
 
 
 def test_a_step_on_the_normality_loss_makes_normals_more_normal(problem, batch, options):
@@ -134,7 +142,7 @@ def pushed(problem, batch, options, distance):
 
 def test_push_is_bounded_and_fades_as_anomalies_become_unlikely(problem, batch, options):
     found = [pushed(problem, batch, options, distance)[1].item() for distance in (0, 1, 2, 5, 1000)]
-    assert all(later < earlier for earlier, later in zip(found, found[1:], strict=False))
+    assert all(later < earlier for earlier, later in itertools.pairwise(found))
     assert 0 <= found[-1] < 1e-3
     assert found[0] < 10
     assert len({pushed(problem, batch, options, distance)[0].item() for distance in (0, 5)}) == 1
@@ -163,15 +171,15 @@ def test_untrained_field_fits_the_coupled_normals_perfectly(problem, batch, opti
 def test_normals_alone_push_nothing(problem, options):
     rows = problem.training.normals
     z = problem.model.z(torch.from_numpy(rows.rows.pooled[:8]))
-    maps = problem.model.maps(rows.rows.map_batch(slice(0, 8)))
-    batch = Batch(z, None, torch.from_numpy(rows.end[:8]), maps, torch.zeros(8))
+    batch = Batch(z, None, rows.end[:8], rows.rows.map_batch(slice(0, 8)), torch.zeros(8))
     found, _ = losses(problem.model, batch, options, generator())
     assert found.flow_anomaly.item() == 0
     assert all(value.isfinite() for value in found)
 
 
 def test_information_counts_normals_only(problem, batch, options):
-    moved = dataclasses.replace(batch, start=torch.where(batch.label[:, None] == 0, batch.start, batch.start + 7))
+    psi = batch.start.psi + 7 * batch.label[:, None]
+    moved = dataclasses.replace(batch, start=batch.start._replace(psi=psi))
     first, second = (losses(problem.model, b, options, generator())[1].mutual for b in (batch, moved))
     torch.testing.assert_close(first, second)
 

@@ -51,6 +51,15 @@ def test_network_is_added_to_the_closed_form(make_modes):
     torch.testing.assert_close(q.log_weight.exp(), posterior / posterior.sum(1, keepdim=True))
 
 
+def test_likelihood_of_velocities_reaches_every_layer_where_modes_overlap(make_modes):
+    velocity = VelocityMixture(5, 99, 8, make_modes(d=5, ranks=(2, 3), far=0.3)).double()
+    for layer in (velocity.mean, velocity.logit):
+        torch.nn.init.normal_(layer.weight, std=0.1)
+    q = velocity(torch.randn(7, 5, dtype=torch.float64), torch.rand(7, 1, dtype=torch.float64))
+    q.log_prob(torch.randn(7, 5, dtype=torch.float64), 1.0).sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in velocity.parameters())
+
+
 def test_without_modes_every_component_comes_from_the_network():
     velocity = VelocityMixture(5, 6, 8, None)
     q = velocity(torch.randn(3, 5), torch.rand(3, 1))

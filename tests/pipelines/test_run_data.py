@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,10 +23,12 @@ SPEC = FeatureSpec("resnet18", "digest", 64, ("layer4",), "layer4", ("mean",), 2
 PARTS = ["normals", "pseudo", "anomalies", "held_back", "held_back_pseudo"]
 
 
+CONF = Path(__file__).parents[2] / "conf" / "base"
+BASE = yaml.safe_load((CONF / "parameters_features.yml").read_text())["features"]
+
+
 def parameters(**changes: Any) -> FeatureParameters:
-    values: dict[str, Any] = {"weights_file": None, "layers": ["auto"], "statistics": ["mean"], "cutmix_views": 2}
-    values |= {"anomaly_views": ["hflip", "rot180"], "normal_views": []}
-    return FeatureParameters(**(values | {"batch_size": 2, "workers": 0, "compile": False} | changes))
+    return FeatureParameters(**(BASE | {"cutmix_views": 2, "anomaly_views": ["hflip", "rot180"]} | changes))
 
 
 def table(n_train: int, n_test: int, classes: dict[str, int]) -> pd.DataFrame:

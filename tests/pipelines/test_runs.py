@@ -155,7 +155,10 @@ def test_no_class_of_ten_is_an_error_that_shows_the_sizes():
     ("make", "parts"),
     [
         (lambda: make_hard_runs(table({"dent": 12, "hole": 11}), "all", 12, 1), ["n_anomalies", "12", "'hole'", "11"]),
-        (lambda: make_hard_runs(table({"dent": 12, "hole": 11}), "dnet", 1, 1), ["known_class", "'dnet'", "dent, hole"]),
+        (
+            lambda: make_hard_runs(table({"dent": 12, "hole": 11}), "dnet", 1, 1),
+            ["known_class", "'dnet'", "dent, hole"],
+        ),
         (lambda: make_general_runs(table({"dent": 12}), 13, 1), ["n_anomalies", "13", "12"]),
         (lambda: make_general_runs(table({"dent": 1}), 1, 1), ["made has 1 anomalies"]),
         (lambda: make_general_runs(table({}), 1, 1), ["made has 0 anomalies"]),
@@ -171,11 +174,14 @@ SIZES = st.dictionaries(st.sampled_from(["cut", "dent", "hole", "spot"]), st.int
 
 
 @given(classes=SIZES, wanted=st.lists(st.integers(1, 12), min_size=1, max_size=2), n_seeds=st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_no_sample_both_trains_and_tests(classes, wanted, n_seeds):
     samples = table(classes)
     made = []
-    for make in (lambda: make_general_runs(samples, wanted, n_seeds), lambda: make_hard_runs(samples, "all", wanted, n_seeds)):
+    for make in (
+        lambda: make_general_runs(samples, wanted, n_seeds),
+        lambda: make_hard_runs(samples, "all", wanted, n_seeds),
+    ):
         try:
             made.append(make())
         except InputError:

@@ -30,29 +30,50 @@ STATISTICS = {
 class Backbone(nn.Module):
     """A torchvision classifier up to the layers that are read, frozen and in eval mode.
 
-    ``layers = ["auto"]`` reads the last feature maps at the two coarsest resolutions (layer3 and layer4 of a ResNet).
+    Args:
+        name: of the classifier.
+        weights: its tensors.
+        layers: whose statistics make z; ["auto"] is the last maps at the two coarsest resolutions (layer3 and layer4
+            of a ResNet).
+        map_layers: whose maps, at the resolution of the last of them, make F; ["auto"] is one resolution finer (layer2
+            and layer3 of a ResNet), where small defects show.
     """
 
-    def __init__(self, name: str, weights: Mapping[str, Tensor], layers: Sequence[str]) -> None:
+    def __init__(
+        self, name: str, weights: Mapping[str, Tensor], layers: Sequence[str], map_layers: Sequence[str]
+    ) -> None:
         super().__init__()
         network = get_model(name, weights=None).eval()
         network.load_state_dict(weights)
         network.requires_grad_(False)
-        available = _map_layers(network)
-        self.layers = _coarsest(available) if list(layers) == ["auto"] else tuple(layers)
-        unknown = [layer for layer in self.layers if layer not in available]
-        if unknown or not self.layers:
-            known = ", ".join(layer for layer in available if layer.count(".") < 2)
-            raise InputError(f"Backbone '{name}' has no feature map {unknown or layers}; it has {known}")
-        self.network = create_feature_extractor(network, {layer: layer for layer in self.layers}).eval()
+        sides = _map_layers(network)
+        by_resolution = [name for _, name in sorted((side, name) for name, side in _last_of_each(sides).items())]
+        self.layers = tuple(by_resolution[1::-1]) if list(layers) == ["auto"] else tuple(layers)
+        self.map_layers = tuple(by_resolution[2:0:-1]) if list(map_layers) == ["auto"] else tuple(map_layers)
+        wanted = list(dict.fromkeys([*self.map_layers, *self.layers]))
+        unknown = [layer for layer in wanted if layer not in sides]
+        if unknown or not self.layers or not self.map_layers:
+            known = ", ".join(layer for layer in sides if layer.count(".") < 2)
+            raise InputError(f"Backbone '{name}' has no feature map {unknown or list(layers)}; it has: {known}")
+        self.network = create_feature_extractor(network, {layer: layer for layer in wanted}).eval()
         self.to(memory_format=torch.channels_last)
 
-    def forward(self, images: Tensor) -> list[Tensor]:
-        """Images (B, 3, S, S) of bytes → one map (B, C, H', W') a layer."""
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Images (B, 3, S, S) of bytes → a map (B, C, H', W') of each layer."""
         mean, std = MEAN.to(images.device), STD.to(images.device)
         normalised = (images.float() - mean) / std
-        maps = self.network(normalised.contiguous(memory_format=torch.channels_last))
-        return [maps[layer] for layer in self.layers]
+        return self.network(normalised.contiguous(memory_format=torch.channels_last))
+
+    def features(self, images: Tensor, statistics: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Images (B, 3, S, S) → pooled statistics (B, d) in fp32 and F (B, C, H', W') in fp16."""
+        return self.gather(self(images), statistics)
+
+    def gather(self, maps: Mapping[str, Tensor], statistics: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Z and F from the maps of the layers."""
+        pooled = [STATISTICS[name](maps[layer]) for layer in self.layers for name in statistics]
+        height, width = maps[self.map_layers[-1]].shape[2:]
+        finest = [nn.functional.adaptive_avg_pool2d(maps[layer], (height, width)) for layer in self.map_layers]
+        return torch.cat(pooled, dim=1).float(), torch.cat(finest, dim=1).half()
 
 
 def _map_layers(network: nn.Module) -> dict[str, int]:
@@ -76,14 +97,10 @@ def _map_layers(network: nn.Module) -> dict[str, int]:
     return sides
 
 
-def _coarsest(sides: Mapping[str, int]) -> tuple[str, ...]:
+def _last_of_each(sides: Mapping[str, int]) -> dict[str, int]:
+    """The last layer at each resolution."""
     last = {side: name for name, side in sides.items()}
-    return tuple(last[side] for side in sorted(last)[:2][::-1])
-
-
-def pool(maps: Sequence[Tensor], statistics: Sequence[str]) -> Tensor:
-    """z: statistics of each map (B, C, H', W') over its positions, side by side (B, d)."""
-    return torch.cat([STATISTICS[name](layer) for layer in maps for name in statistics], dim=1).float()
+    return {name: side for side, name in last.items()}
 
 
 @dataclass(frozen=True)
@@ -113,12 +130,12 @@ def extract(
     workers: int,
     compiled: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pooled statistics (B, d) in fp32 and the last layer's map (B, C, H', W') in fp16, batch by batch."""
+    """Pooled statistics (B, d) and maps F (B, C, H', W') of the backbone, batch by batch."""
     network: nn.Module = backbone.to(device)
     if compiled:
         network = torch.compile(network, options={"freezing": True})  # type: ignore[assignment]
     loader = DataLoader(dataset, batch_size=batch_size, num_workers=workers, prefetch_factor=4 if workers else None)
     with torch.inference_mode():
         for batch in loader:
-            maps = network(batch.to(device))
-            yield pool(maps, statistics).cpu(), maps[-1].half().cpu()
+            pooled, maps = backbone.gather(network(batch.to(device)), statistics)
+            yield pooled.cpu(), maps.cpu()

@@ -38,7 +38,7 @@ class FeatureSpec:
     weights_digest: str
     image_size: int
     layers: tuple[str, ...]
-    map_layer: str
+    map_layers: tuple[str, ...]
     statistics: tuple[str, ...]
     pooled_size: int
     map_shape: tuple[int, int, int]

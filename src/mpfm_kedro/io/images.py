@@ -22,6 +22,7 @@ from mpfm_kedro.sources import get_source
 from mpfm_kedro.sources.samples import CHECKED, parse_crop
 
 FILE = ["folder", "path", "crop", "size", "modified"]
+KINDS: dict[str, Any] = dict.fromkeys(CHECKED, "str") | {"width": "int64", "height": "int64"}
 FILES_IN_ONE_PIECE = 64
 DHASH_SIDE = 16
 THUMBNAIL = 160
@@ -61,7 +62,7 @@ def dhash(image: Image.Image) -> str:
     darkest, lightest = grey.getextrema()
     if darkest == lightest:
         return ""
-    areas = np.asarray(grey.convert("F").resize((DHASH_SIDE + 1, DHASH_SIDE), Image.Resampling.BOX))
+    areas = np.asarray(grey.resize((DHASH_SIDE + 1, DHASH_SIDE), Image.Resampling.BOX))
     return np.packbits(areas[:, 1:] > areas[:, :-1]).tobytes().hex()
 
 
@@ -122,12 +123,12 @@ class ImageLoader:
         new = table["content_hash"].isna().to_numpy()
         if new.any():
             table.loc[new, CHECKED] = self._examine_files(table[new], processes)[CHECKED].to_numpy()
-            table = table.astype({"width": int, "height": int})
+            table = table.astype(KINDS)
             rest = known[(known["folder"] != str(self.folder)) | ~known["path"].isin(set(paths))]
             usable = table[table["problem"] == ""]
             with replacing(self.memory) as partial:
                 (pd.concat([rest, usable], ignore_index=True) if len(rest) else usable).to_parquet(partial)
-        return table.set_index("path")[CHECKED].astype({"width": int, "height": int})
+        return table.set_index("path")[CHECKED].astype(KINDS)
 
     def _known_files(self) -> pd.DataFrame:
         """What earlier runs learned of usable files, under today's limit of pixels."""

@@ -68,12 +68,13 @@ def calibrate(
 
 
 def weights(evidence: np.ndarray) -> np.ndarray:
-    """The written rule: the likelihood counts in full, a supervised head by a quarter of its evidence.
+    """The written rule: S_g and S_a, which start as likelihoods, count in full, S_r and S_n by a quarter of evidence.
 
     Evidence of a head is 2·AUC − 1 between held-back normals and their pseudo-anomalies, not below zero: how well
     what it learned carries over to something it was not trained on.
     """
-    return np.concatenate([[1.0], 0.25 * np.clip(evidence[1:], 0, 1)])
+    share = np.clip(evidence, 0, 1)
+    return np.array([1.0, float(share[1] > 0), 0.25 * share[2], 0.25 * share[3]])
 
 
 def plain_sum(n_modes: int) -> Calibration:

@@ -8,6 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mpfm_kedro.model.patches import PatchModes, smooth
+
+SOFTPLUS_IS_ONE = math.log(math.e - 1)
+
 
 class Parts(NamedTuple):
     """The four scores of B images, each (B,)."""
@@ -31,7 +35,7 @@ class GlobalScore(nn.Module):
         super().__init__()
         self.register_buffer("center", torch.tensor(center))
         self.register_buffer("spread", torch.tensor(max(spread, 1e-6)))
-        self.slope = nn.Parameter(torch.tensor(math.log(math.e - 1)))  # softplus gives 1
+        self.slope = nn.Parameter(torch.tensor(SOFTPLUS_IS_ONE))
         self.offset = nn.Parameter(torch.tensor(0.0))
 
     def forward(self, nll_per_dimension: Tensor) -> Tensor:
@@ -40,40 +44,69 @@ class GlobalScore(nn.Module):
         return nn.functional.softplus(self.slope) * standardised + self.offset
 
 
+class LocalEvidence(NamedTuple):
+    """The most unusual patches of B images: mean energy (B,) and mean standardised patch (B, C)."""
+
+    energy: Tensor
+    patch: Tensor
+
+
 class LocalScore(nn.Module):
-    """M_a: a 1×1 convolution scores every position of F; S_a is the mean of the top share of them.
+    """M_a scores every position of F; S_a is the mean over the top share of the positions.
+
+    A position's score is softplus(α) · energy, its distance from the normals' patches, plus a learned 1×1 convolution
+    that is zero at the start. The positions with the highest energy are averaged; which ones does not depend on
+    what is learned, so their means are all that training needs. Without patch modes (the printed form) the score is
+    the convolution alone and the top positions are those of that score.
 
     Args:
         center: centre of each channel over the positions of training normals, (C,).
-        spread: its spread; the weights act on standardised channels.
+        spread: its spread; the convolution acts on standardised channels.
         top_share: share of the positions that is averaged.
+        patches: the normals' patches, or None.
     """
 
     center: Tensor
     spread: Tensor
 
-    def __init__(self, center: Tensor, spread: Tensor, top_share: float) -> None:
+    def __init__(self, center: Tensor, spread: Tensor, top_share: float, patches: PatchModes | None = None) -> None:
         super().__init__()
         self.register_buffer("center", center.float())
         self.register_buffer("spread", spread.float())
         self.top_share = top_share
+        self.patches = patches
+        self.slope = nn.Parameter(torch.tensor(SOFTPLUS_IS_ONE))
         self.weight = nn.Parameter(torch.zeros(len(center)))
         self.bias = nn.Parameter(torch.zeros(()))
 
-    def heat_map(self, maps: Tensor) -> Tensor:
-        """The score of each position: (B, C, H', W') → (B, H', W').
+    def evidence(self, maps: Tensor, mode: Tensor) -> LocalEvidence | None:
+        """What no training changes: (B, C, H', W') and modes (B,) → means over the top positions."""
+        if self.patches is None:
+            return None
+        top = self._top(self.patches.energy(maps, mode))
+        index = top.indices[:, None].expand(-1, maps.shape[1], -1)
+        patch = smooth(maps).flatten(2).gather(2, index).mean(2)
+        return LocalEvidence(top.values.mean(1), (patch - self.center) / self.spread)
 
-        The channels are standardised in the weights, not in the maps, which are large.
-        """
+    def heat_map(self, maps: Tensor, mode: Tensor) -> Tensor:
+        """The score of each position: (B, C, H', W') and modes (B,) → (B, H', W')."""
         weight = self.weight / self.spread
-        scores = (weight @ maps.float().flatten(2)).view(len(maps), *maps.shape[2:])
-        return scores + self.bias - weight @ self.center
+        source = maps.float() if self.patches is None else smooth(maps)
+        scores = torch.einsum("c,bchw->bhw", weight, source) + self.bias - weight @ self.center
+        if self.patches is not None:
+            scores = scores + nn.functional.softplus(self.slope) * self.patches.energy(maps, mode)
+        return scores
 
-    def forward(self, maps: Tensor) -> Tensor:
-        """(B, C, H', W') → (B,)."""
-        scores = self.heat_map(maps).flatten(1)
-        top = max(1, int(self.top_share * scores.shape[1]))
-        return scores.topk(top, dim=1).values.mean(1)
+    def forward(self, maps: Tensor | None, evidence: LocalEvidence | None) -> Tensor:
+        """S_a (B,) from the evidence, or from maps (B, C, H', W') without patch modes."""
+        if evidence is not None:
+            return nn.functional.softplus(self.slope) * evidence.energy + evidence.patch @ self.weight + self.bias
+        assert maps is not None
+        return self._top(self.heat_map(maps, torch.zeros(len(maps)))).values.mean(1)
+
+    def _top(self, scores: Tensor) -> torch.return_types.topk:
+        flat = scores.flatten(1)
+        return flat.topk(max(1, int(self.top_share * flat.shape[1])), dim=1)
 
 
 class LinearScore(nn.Module):

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mpfm_kedro.model.heads import GlobalScore, LinearScore, LocalScore, Parts
+from mpfm_kedro.model.heads import GlobalScore, LinearScore, LocalEvidence, LocalScore, Parts
 from mpfm_kedro.model.mixture import PrototypeMixture
 from mpfm_kedro.model.modes import Modes, Start
+from mpfm_kedro.model.patches import PatchModes
 from mpfm_kedro.model.transport import transport
 from mpfm_kedro.model.velocity import VelocityMixture
 
@@ -36,6 +37,7 @@ class MPFM(nn.Module):
         hidden: width of the velocity network.
         transport_steps: Euler steps of ψ.
         top_share: share of positions that M_a averages.
+        patches: modes of the normals' patches, the closed-form start of M_a, or None.
         printed_start: no closed-form start; the network makes all K components of the velocity.
     """
 
@@ -52,6 +54,7 @@ class MPFM(nn.Module):
         hidden: int,
         transport_steps: int,
         top_share: float,
+        patches: PatchModes | None = None,
         printed_start: bool = False,
     ) -> None:
         super().__init__()
@@ -63,7 +66,7 @@ class MPFM(nn.Module):
         self.velocity = VelocityMixture(d, len(prototypes.mean), hidden, None if printed_start else modes)
         self.transport_steps = transport_steps
         self.global_score = GlobalScore(global_center, global_spread)
-        self.local_score = LocalScore(standardiser.map_center, standardiser.map_spread, top_share)
+        self.local_score = LocalScore(standardiser.map_center, standardiser.map_spread, top_share, patches)
         self.normality_score = LinearScore(d)
         self.residual_score = LinearScore(d)
 
@@ -83,11 +86,11 @@ class MPFM(nn.Module):
         """Weights of the linear heads M_a, M_r and M_n."""
         return [self.local_score.weight, self.residual_score.linear.weight, self.normality_score.linear.weight]
 
-    def parts(self, z: Tensor, psi: Tensor, maps: Tensor) -> Parts:
-        """The four scores from z (B, d), ψ(z) (B, d) and the stored maps F (B, C, H', W')."""
+    def parts(self, z: Tensor, psi: Tensor, maps: Tensor | None, evidence: LocalEvidence | None) -> Parts:
+        """The four scores from z (B, d), ψ(z) (B, d) and the local evidence, or the maps F where there is none."""
         return Parts(
             g=self.global_score(self.nll(psi)),
-            a=self.local_score(maps),
+            a=self.local_score(maps, evidence),
             r=self.residual_score(self.prototypes.deviation(psi)),
             n=self.normality_score(z),
         )
@@ -97,4 +100,5 @@ class MPFM(nn.Module):
         """Scores and most probable mode (B,) of new images, from stored features."""
         z = self.z(pooled.float())
         start = self.modes.start(z)
-        return self.parts(z, self.psi(z, start), maps), start.log_prob.argmax(1)
+        mode = start.log_prob.argmax(1)
+        return self.parts(z, self.psi(z, start), maps, self.local_score.evidence(maps, mode)), mode

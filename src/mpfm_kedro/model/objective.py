@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
+from mpfm_kedro.model.heads import LocalEvidence
 from mpfm_kedro.model.modes import Start
 from mpfm_kedro.model.mpfm import MPFM
 from mpfm_kedro.model.mutual_information import Information, information, mim_loss
@@ -22,14 +23,16 @@ class Batch:
         z: standardised features (B, d).
         start: the closed-form start by modes fitted without the sample, or None to compute it.
         end: z_T, coupled to z inside its mode, (B, d), or None to draw it from the prototypes (printed).
-        maps: stored F (B, C, H', W').
+        maps: stored F (B, C, H', W'), needed only without patch modes.
+        evidence: what M_a reads of the maps, or None without patch modes.
         label: 0 normal, everything else an anomaly, known or pseudo (B,).
     """
 
     z: Tensor
     start: Start | None
     end: Tensor | None
-    maps: Tensor
+    maps: Tensor | None
+    evidence: LocalEvidence | None
     label: Tensor
 
 
@@ -72,7 +75,7 @@ def losses(model: MPFM, batch: Batch, options: Options, generator: torch.Generat
     psi = model.psi(batch.z, batch.start)
     flow_normal, flow_anomaly = flow_losses(model, batch, normal, options, generator)
     posterior = model.prototypes.posterior(psi[normal], options.mim_sharpness)
-    parts = model.parts(batch.z, psi, batch.maps)
+    parts = model.parts(batch.z, psi, batch.maps, batch.evidence)
     normality_target = y if options.printed_normality_target else 1 - y
     terms = Losses(
         flow_normal=flow_normal,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpfm_kedro.model.heads import LocalEvidence
 from mpfm_kedro.model.modes import Start
 from mpfm_kedro.model.mpfm import MPFM
 from mpfm_kedro.model.mutual_information import information, mim_loss
@@ -52,11 +53,13 @@ class Moved:
         rows: the features.
         start: ψ_0 (n, d) and log ω_j N (n, J) by modes fitted without the sample, or None without a closed-form start.
         end: z_T coupled to z_0 inside its mode, (n, d), or None when z_T is drawn from the prototypes (printed).
+        evidence: what M_a reads of the maps, or None without patch modes.
     """
 
     rows: FeatureRows
     start: Start | None = None
     end: Tensor | None = None
+    evidence: LocalEvidence | None = None
 
 
 @dataclass(frozen=True)
@@ -163,32 +166,38 @@ def draw_batch(
         if size:
             pieces.append((moved, torch.randint(len(moved.rows), (size,), generator=generator).numpy()))
     pooled = np.concatenate([moved.rows.pooled[index] for moved, index in pieces])
-    maps = torch.cat([moved.rows.map_batch(index) for moved, index in pieces])
+    evidence = _gather([(moved.evidence, index) for moved, index in pieces], device)
+    maps = None
+    if evidence is None:
+        maps = torch.cat([moved.rows.map_batch(index) for moved, index in pieces]).to(device)
+    start = _gather([(moved.start, index) for moved, index in pieces], device)
+    end = _gather([(None if moved.end is None else (moved.end,), index) for moved, index in pieces], device)
     return Batch(
         z=model.z(torch.from_numpy(pooled).to(device)),
-        start=_gather_starts([(moved.start, index) for moved, index in pieces], device),
-        end=_gather([(moved.end, index) for moved, index in pieces], device),
-        maps=maps.to(device),
+        start=None if start is None else Start(*start),
+        end=None if end is None else end[0],
+        maps=maps,
+        evidence=None if evidence is None else LocalEvidence(*evidence),
         label=torch.tensor([0.0] * sizes[0] + [1.0] * sum(sizes[1:]), device=device),
     )
 
 
-def _gather(pieces: list[tuple[Tensor | None, np.ndarray]], device: torch.device) -> Tensor | None:
-    known = [tensor[index] for tensor, index in pieces if tensor is not None]
-    return torch.cat(known).to(device) if len(known) == len(pieces) else None
-
-
-def _gather_starts(pieces: list[tuple[Start | None, np.ndarray]], device: torch.device) -> Start | None:
-    psi = _gather([(start and start.psi, index) for start, index in pieces], device)
-    log_prob = _gather([(start and start.log_prob, index) for start, index in pieces], device)
-    return Start(psi, log_prob) if psi is not None and log_prob is not None else None
+def _gather(
+    pieces: list[tuple[tuple[Tensor, ...] | None, np.ndarray]], device: torch.device
+) -> tuple[Tensor, ...] | None:
+    """Rows of each tensor of each piece, joined; None unless every piece has them."""
+    known = [[tensor[index] for tensor in tensors] for tensors, index in pieces if tensors is not None]
+    if len(known) < len(pieces):
+        return None
+    return tuple(torch.cat(parts).to(device) for parts in zip(*known, strict=True))
 
 
 def monitor(model: MPFM, normals: Moved, options: Options, device: torch.device) -> dict[str, float]:
     """Once an epoch, on up to 256 normals: entropy of the assignments, used prototypes, size of the MIM gradient."""
     z = model.z(torch.from_numpy(normals.rows.pooled[:256]).to(device))
-    start = _gather_starts([(normals.start, np.arange(len(z)))], device)
-    posterior = model.prototypes.posterior(model.psi(z, start), options.mim_sharpness)
+    start = _gather([(normals.start, np.arange(len(z)))], device)
+    psi = model.psi(z, None if start is None else Start(*start))
+    posterior = model.prototypes.posterior(psi, options.mim_sharpness)
     loss = mim_loss(posterior, model.prototypes.weight, options.printed_mutual_information)
     gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
     size = sum(float(g.square().sum()) for g in gradients if g is not None) ** 0.5

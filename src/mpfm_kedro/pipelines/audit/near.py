@@ -30,7 +30,8 @@ def near_sets(hashes: Sequence[str], max_distance: int = MAX_DISTANCE) -> np.nda
         for word in range(words.shape[1]):
             distance += np.bitwise_count(rows[:, None, word] ^ others[None, :, word])
         left, right = np.nonzero(distance <= max_distance)
-        ends = np.concatenate([left + start, own]), np.concatenate([right + start, first])
+        new = first[left + start] != first[right + start]
+        ends = np.concatenate([left[new] + start, own]), np.concatenate([right[new] + start, first])
         edges = coo_array((np.ones(len(ends[0]), dtype=bool), ends), shape=(len(words), len(words)))
         _, component = connected_components(edges, directed=False)
         first = np.unique(component, return_index=True)[1][component]

@@ -59,12 +59,12 @@ def audit_samples(samples: pd.DataFrame, repeated_images: pd.DataFrame) -> pd.Da
     for kind in ("exact", "near"):
         rows += _repeat_rows(repeated_images[repeated_images["kind"] == kind], f"{kind} duplicates")
     groups = samples.assign(set=samples["category"] + "|" + samples["group"])
-    rows += [row for row in _repeat_rows(groups, "groups") if " and " in row["where"]]
+    rows += [row for row in _repeat_rows(groups, "groups") if row["where"].startswith("across")]
     rows += _state_rows(samples)
     rows += _shape_rows(samples)
     rows += _class_rows(samples)
-    usable = set(samples["sample_id"][samples["problem"] == ""])
-    _log_leaks(repeated_images[repeated_images["sample_id"].isin(usable)])
+    usable = samples["problem"] == ""
+    _log_leaks(repeated_images[repeated_images["sample_id"].isin(samples["sample_id"][usable])], groups[usable])
     table = pd.DataFrame(rows, columns=AUDIT).astype({"sets": "Int64", "images": "Int64", "repeats": "Int64"})
     return table.fillna({"detail": ""})
 
@@ -73,14 +73,14 @@ def _repeat_rows(members: pd.DataFrame, finding: str) -> list[dict[str, Any]]:
     n = pd.crosstab(members["set"], members["split"]).reindex(columns=SPLITS, fill_value=0)
     normals = n["train"] + n["test"]
     rows = [_row(finding, "all", n.sum(axis=1), n.sum(axis=1) - 1)]
-    rows += [_row(finding, split, n[split][n[split] > 1], n[split] - 1) for split in SPLITS]
+    rows += [_row(finding, f"within {split}", n[split][n[split] > 1], n[split] - 1) for split in SPLITS]
     shared = n[(n["train"] > 0) & (n["test"] > 0)]
-    rows.append(_row(finding, "train and test", shared["train"] + shared["test"], n["test"]))
+    rows.append(_row(finding, "across train and test", shared["train"] + shared["test"], n["test"]))
     shared = n[(normals > 0) & (n["anomaly"] > 0)]
-    rows.append(_row(finding, "normals and anomalies", shared.sum(axis=1), n["anomaly"]))
+    rows.append(_row(finding, "across labels", shared.sum(axis=1), n["anomaly"]))
     anomalies = members[members["split"] == "anomaly"].groupby("set")["defect_class"]
     shared = n[n.index.isin(anomalies.nunique().loc[lambda classes: classes > 1].index)]
-    rows.append(_row(finding, "classes of anomalies and others", shared["anomaly"], n["anomaly"] - 1))
+    rows.append(_row(finding, "across classes", shared["anomaly"], n["anomaly"] - 1))
     return rows
 
 
@@ -134,22 +134,26 @@ def _class_rows(samples: pd.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def _log_leaks(repeated: pd.DataFrame) -> None:
-    """One line where train and test normals share images, one where labels contradict each other."""
-    shared: dict[str, list[str]] = {"exact": [], "near": []}
-    for (kind, _), part in repeated.groupby(["kind", "set"], sort=False):
-        first = part[part["split"] != "anomaly"].drop_duplicates("split")
-        if len(first) == 2:
-            shared[str(kind)].append(" = ".join(first["sample_id"]))
-    if any(shared.values()):
+def _log_leaks(repeated: pd.DataFrame, groups: pd.DataFrame) -> None:
+    """One line where train and test share images or groups, one for each image of contradictory labels."""
+    exact, near = (_shared(repeated[repeated["kind"] == kind]) for kind in ("exact", "near"))
+    items = _shared(groups)
+    if exact or near or items:
         logger.warning(
-            "Train and test share %d images exactly and %d nearly, for example %s: results on them flatter; "
-            "see ingestion.drop_duplicates and ingestion.group_split",
-            len(shared["exact"]),
-            len(shared["near"]),
-            next(pair for pairs in shared.values() for pair in pairs),
+            "Train and test share %d images exactly, %d nearly, and pieces of %d items, for example %s: results on "
+            "them flatter; see ingestion.drop_duplicates and ingestion.group_split",
+            len(exact),
+            len(near),
+            len(items),
+            (exact + near + items)[0],
         )
-    exact = repeated[repeated["kind"] == "exact"]
-    for name, part in exact.groupby("set", sort=False):
+    for name, part in repeated[repeated["kind"] == "exact"].groupby("set", sort=False):
         if part["label"].nunique() > 1:
             logger.error("The same image is normal and anomalous (%s): %s", name, ", ".join(part["sample_id"]))
+
+
+def _shared(members: pd.DataFrame) -> list[str]:
+    """The sets that have members in train and in test: one of each."""
+    first = members[members["split"] != "anomaly"].drop_duplicates(["set", "split"])
+    first = first[first["set"].duplicated(keep=False)]
+    return first.groupby("set", sort=False)["sample_id"].agg(" = ".join).tolist()

@@ -49,10 +49,11 @@ def draw_duplicate_sheet(repeated_images: pd.DataFrame, images: ImageLoader) -> 
     axes, figure = _grid(-(-len(shown) // SETS_IN_A_ROW), 2 * min(SETS_IN_A_ROW, len(shown)), title_lines=2)
     for number, name in enumerate(shown):
         members = repeated_images[repeated_images["set"] == name]
-        pair = pd.concat([members.drop_duplicates("split"), members]).drop_duplicates("sample_id").iloc[:2]
+        distinct = members if name.startswith("exact") else members.drop_duplicates(["content_hash", "crop"])
+        pair = pd.concat([distinct.drop_duplicates("split"), distinct]).drop_duplicates("sample_id").iloc[:2]
         row, column = divmod(number, SETS_IN_A_ROW)
         for side, (_, sample) in enumerate(pair.iterrows()):
-            title = f"{name} of {len(members)}: {sample['split']}\n…{sample['sample_id'][-24:]}"
+            title = f"{name} ({len(members)} images): {sample['split']}\n{sample['sample_id'][-28:]}"
             _show(axes[row, 2 * column + side], sample, images, title)
     return figure
 
@@ -60,7 +61,7 @@ def draw_duplicate_sheet(repeated_images: pd.DataFrame, images: ImageLoader) -> 
 def _grid(rows: int, columns: int, title_lines: int = 1) -> tuple[np.ndarray, Figure]:
     """Cells without frames, at fixed places: layout engines are slow on a hundred of them."""
     height = CELL + 0.13 * title_lines
-    figure = Figure(figsize=(CELL * columns + 0.4, height * rows + 0.2))
+    figure = Figure(figsize=(CELL * columns + 0.4, height * rows + 0.2), facecolor="0.9")
     axes = figure.subplots(rows, columns, squeeze=False)
     figure.subplots_adjust(0.3 / figure.get_figwidth(), 0, 1, 1 - 0.3 / figure.get_figheight(), 0.06, 0.2)
     for axis in axes.flat:

@@ -30,42 +30,37 @@ def list_datasets(data_root: str) -> pd.DataFrame:
 
 def describe(source: Source, root: Path) -> dict[str, Any]:
     """What is there of one source."""
-    own = root / source.name
-    row: dict[str, Any] = {"dataset": source.name, "title": source.title, "folder": str(own), "problem": ""}
+    folder = root / source.name
+    row: dict[str, Any] = {"dataset": source.name, "title": source.title, "folder": str(folder), "problem": ""}
     row |= {"licence": source.licence, "obtain": source.obtain}
-    if source is made.SOURCE and not own.is_dir():  # to locate them is to draw them
-        return row | expected_numbers(list((source.counts or {}).values())) | {"status": "missing"}
+    row |= expected_numbers(list((source.counts or {}).values()))
+    if source is made.SOURCE and not folder.is_dir():  # to locate them would draw them
+        return row | {"status": "missing", "problem": "drawn when they are first used"}
     try:
         folder = source.locate(root)
-        row["folder"] = str(folder)
-        samples = source.list_samples(folder)
-        return row | compare(source, samples)
+        return row | {"folder": str(folder)} | compare(source, source.list_samples(folder))
     except (InputError, OSError) as error:
-        published = expected_numbers(list((source.counts or {}).values()))
-        return row | published | {"status": "unusable" if Path(row["folder"]).exists() else "missing"} | {
-            "problem": str(error)
-        }
+        status = "unusable" if folder.exists() else "missing"
+        return row | {"folder": str(folder), "status": status, "problem": str(error)}
 
 
 def compare(source: Source, samples: pd.DataFrame) -> dict[str, Any]:
     """Numbers of the listed samples against the published ones of the categories that are there."""
-    result: dict[str, Any] = {
-        "status": "found",
-        "normals": int((samples["label"] == 0).sum()),
-        "anomalies": int((samples["label"] == 1).sum()),
-    }
+    anomalies = int(samples["label"].sum())
+    found: dict[str, Any] = {"status": "found", "normals": len(samples) - anomalies, "anomalies": anomalies}
     if source.counts is None:
-        return result
+        return found
     parts = {str(category): part for category, part in samples.groupby("category")}
     problems = [
         f"{category} {problem}".strip()
         for category, part in parts.items()
         for problem in compare_counts(part, source.counts[category])
     ]
-    result |= expected_numbers([source.counts[category] for category in parts])
+    if problems:
+        found["status"] = "other counts"
     if absent := sorted(set(source.counts) - set(parts)):
-        problems.append(f"no images of {', '.join(absent)}" if any(absent) else "no images")
-    return result | ({"status": "other counts", "problem": "; ".join(problems)} if problems else {})
+        problems.append(f"not here: {', '.join(absent)}")
+    return found | expected_numbers([source.counts[name] for name in parts]) | {"problem": "; ".join(problems)}
 
 
 def expected_numbers(counts: Sequence[Counts]) -> dict[str, int]:
@@ -90,9 +85,10 @@ def write_datasets(datasets: pd.DataFrame) -> str:
     )
     parts = [shown.to_string(index=False)]
     for row in datasets.to_dict("records"):
-        parts.append(f"{row['dataset']}: {row['title']}, from {row['obtain']}")
-        if row["problem"]:
-            parts.append(f"  {row['problem']}")
+        origin = f"{row['title']}, from {row['obtain']}"
+        parts.append(f"{row['dataset']}: {row['problem'] if row['status'] == 'missing' else origin}")
+        if row["problem"] and row["status"] != "missing":
+            parts.append(f"  {row['status']}: {row['problem']}")
     return "\n".join(parts)
 
 

@@ -12,6 +12,9 @@ def create_pipeline(**_: object) -> Pipeline:
     return Pipeline(
         [
             node(list_datasets, "params:data_root", "datasets", name="list_datasets"),
-            node(write_datasets, "datasets", "datasets.summary_text", name="write_datasets"),
-        ]
+            node(write_datasets, "datasets", "summary_text", name="write_datasets"),
+        ],
+        namespace="datasets",
+        outputs={"datasets"},
+        parameters={"params:data_root"},
     )

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pandas as pd
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from mpfm_kedro.io.artefacts import ArtefactFile
+from mpfm_kedro.pipelines.ingestion.repeats import content
+from mpfm_kedro.pipelines.runs.nodes import records
 from mpfm_kedro.pipelines.scoring.nodes import TRAINED, UNTRAINED
 
 CELL = ["dataset", "category", "method", "known_class", "n_anomalies"]
 SUMMARY = [*CELL, "auc_mean", "auc_std", "ap_mean", "ap_std", "n_seeds"]
+RUN_METHOD = ["run", "method"]
+RUN = ["run", "dataset", "category", "setting", "known_class", "n_anomalies", "seed"]
 
 
 def measure_runs(
@@ -20,7 +27,7 @@ def measure_runs(
 ) -> pd.DataFrame:
     """One row a run and method: AUC, AP, sizes of the test set, seconds of fitting."""
     rows = []
-    for (run, method), part in scores.groupby(["run", "method"], sort=False):
+    for (run, method), part in scores.groupby(RUN_METHOD, sort=False):
         seconds = initial_models[str(run)].details()["seconds"]
         if method == TRAINED:
             seconds += models[str(run)].details()["seconds"]
@@ -28,15 +35,50 @@ def measure_runs(
             {
                 "run": run,
                 "method": method,
-                "auc": roc_auc_score(part["label"], part["score"]),
-                "ap": average_precision_score(part["label"], part["score"]),
+                **_measures(part),
                 "n_test_normals": int((part["label"] == 0).sum()),
                 "n_test_anomalies": int((part["label"] == 1).sum()),
                 "seconds": round(seconds, 2),
             }
         )
-    columns = ["run", "dataset", "category", "setting", "known_class", "n_anomalies", "seed"]
-    return runs[columns].merge(pd.DataFrame(rows), on="run")
+    return runs[RUN].merge(pd.DataFrame(rows), on="run")
+
+
+def summarise_without_repeats(scores: pd.DataFrame, runs: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
+    """The summary without test images that repeat a training image of their run, or an earlier test image.
+
+    ``left_out`` is their mean number a run. No rows where no test image repeats another one.
+    """
+    shown = content(samples).set_axis(samples["sample_id"])
+    repeats = {run["run"]: repeated_tests(run, shown) for run in records(runs)}
+    left_out = pd.Series([sample in repeats[run] for run, sample in zip(scores["run"], scores["sample"], strict=True)])
+    if not left_out.any():
+        return pd.DataFrame(columns=[*SUMMARY, "left_out"])
+    kept = scores[~left_out.to_numpy()]
+    rows = [{"run": run, "method": method, **_measures(part)} for (run, method), part in kept.groupby(RUN_METHOD)]
+    metrics = (
+        runs[RUN]
+        .merge(pd.DataFrame(rows), on="run")
+        .assign(left_out=lambda table: [len(repeats[run]) for run in table["run"]])
+    )
+    of_cells = metrics.groupby(CELL)["left_out"].mean().reset_index()
+    summary = summarise(metrics).merge(of_cells, on=CELL, how="left")
+    return summary.fillna({"left_out": metrics["left_out"].mean()})
+
+
+def repeated_tests(run: dict[str, Any], shown: pd.Series) -> set[str]:
+    """The tested samples of a run that show what it was trained with, or what was tested before."""
+    tested = shown[[*run["test_normals"], *run["test_anomalies"]]]
+    learned = shown[[*run["train_normals"], *run["known_anomalies"]]]
+    return set(tested.index[tested.isin(set(learned)) | tested.duplicated()])
+
+
+def _measures(part: pd.DataFrame) -> dict[str, float]:
+    """AUC and AP; undefined where only normals or only anomalies are left."""
+    if part["label"].nunique() < 2:
+        return {"auc": np.nan, "ap": np.nan}
+    scored = part["label"], part["score"]
+    return {"auc": float(roc_auc_score(*scored)), "ap": float(average_precision_score(*scored))}
 
 
 def summarise(run_metrics: pd.DataFrame) -> pd.DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline, node
 
-from mpfm_kedro.pipelines.evaluation.nodes import measure_runs, summarise
+from mpfm_kedro.pipelines.evaluation.nodes import measure_runs, summarise, summarise_without_repeats
 
 
 def create_pipeline(**_: object) -> Pipeline:
@@ -18,6 +18,12 @@ def create_pipeline(**_: object) -> Pipeline:
                 name="measure_runs",
             ),
             node(summarise, "run_metrics", "summary", name="summarise"),
+            node(
+                summarise_without_repeats,
+                ["scores", "runs", "samples"],
+                "summary_without_repeats",
+                name="summarise_without_repeats",
+            ),
         ],
         namespace="evaluation",
         prefix_datasets_with_namespace=False,

@@ -44,21 +44,22 @@ def extract_features(
     """Compute the rows that the store does not have yet, and say where every view's row is."""
     import torch
 
-    from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract, pool
+    from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract
     from mpfm_kedro.compute import torch_device
 
-    backbone = Backbone(weights.name, weights.tensors, parameters.layers)
+    backbone = Backbone(weights.name, weights.tensors, parameters.layers, parameters.map_layers)
     with torch.inference_mode():
-        maps = backbone(torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8))
+        black = torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8)
+        pooled, maps = backbone.features(black, parameters.statistics)
     spec = FeatureSpec(
         backbone=weights.name,
         weights_digest=weights.digest,
         image_size=image_size,
         layers=backbone.layers,
-        map_layer=backbone.layers[-1],
+        map_layers=backbone.map_layers,
         statistics=tuple(parameters.statistics),
-        pooled_size=pool(maps, parameters.statistics).shape[1],
-        map_shape=tuple(maps[-1].shape[1:]),  # type: ignore[arg-type]
+        pooled_size=pooled.shape[1],
+        map_shape=tuple(maps.shape[1:]),  # type: ignore[arg-type]
     )
     folder = store.open(spec)
     keys = views[KEY].agg("|".join, axis=1)
@@ -84,9 +85,9 @@ def extract_features(
         )
         with folder.writing() as writer, progress("Features", len(work), "images") as bar:
             names = work[KEY].agg("|".join, axis=1).tolist()
-            for pooled, last_map in batches:
+            for pooled, maps in batches:
                 done = bar.done
-                writer.append(names[done : done + len(pooled)], pooled.numpy(), last_map.numpy())
+                writer.append(names[done : done + len(pooled)], pooled.numpy(), maps.numpy())
                 bar.advance(len(pooled))
     folder = store.open(spec)
     return Features(views[["sample_id", *KEY]].assign(row=keys.map(folder.row_of)), folder)

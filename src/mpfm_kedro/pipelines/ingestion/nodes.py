@@ -36,13 +36,14 @@ def list_samples(images: ImageLoader, category: str, parameters: IngestionParame
     if source.counts is not None:
         for name, part in samples.groupby("category"):
             problems = compare_counts(part, source.counts[str(name)])
+            title = f"{source.title} {name}".strip()
             if problems and not parameters.allow_partial:
                 raise InputError(
-                    f"{source.title} {name}: in {images.folder} {'; '.join(problems)}. "
+                    f"{title}: in {images.folder} {'; '.join(problems)}. "
                     "Set ingestion.allow_partial to true to go on with what is there."
                 )
             for problem in problems:
-                logger.warning("%s %s: %s", source.title, name, problem)
+                logger.warning("%s: %s", title, problem)
     return samples
 
 
@@ -97,10 +98,10 @@ def split_normals(checked: pd.DataFrame, group_split: bool = False) -> pd.DataFr
     samples = checked.copy()
     samples.loc[samples["label"] == 1, "split"] = "anomaly"
     undivided = samples[samples["split"] == ""].sort_values("sample_id")
-    if group_split:
+    if group_split and undivided.empty:
+        logger.warning("ingestion.group_split changes nothing: %s comes with its own split", source.title)
+    elif group_split:
         undivided = undivided.assign(joined=joined_groups(samples))
-        if undivided.empty:
-            logger.warning("ingestion.group_split changes nothing: %s comes with its own split", source.title)
     for category, part in undivided.groupby("category"):
         name = f"{source.title} {category}".strip()
         train, test = _divide_groups(part, name) if group_split else _divide(part, name)
@@ -172,14 +173,15 @@ def refuse_wrong_split(samples: pd.DataFrame) -> pd.DataFrame:
     """Catalog validator: the stored split is the one that the source declares, by image or by group."""
     source = get_source(str(samples["dataset"].iloc[0]))
     for category, part in samples.groupby("category"):
+        name = f"{source.title} {category}".strip()
         normals = part["split"][part["label"] == 0].value_counts()
         train, test = int(normals.get("train", 0)), int(normals.get("test", 0))
         if train + test != normals.sum() or min(train, test) == 0:
-            raise InputError(f"{source.title} {category}: every normal belongs to train or test, found {dict(normals)}")
+            raise InputError(f"{name}: every normal belongs to train or test, found {dict(normals)}")
         if source.split == "three_to_one" and not (_is_quarter(test, train + test) or _is_group_split(part)):
-            raise InputError(f"{source.title} {category}: {train} to {test} normals is not a 3:1 split")
+            raise InputError(f"{name}: {train} to {test} normals is not a 3:1 split")
         if (part["split"][part["label"] == 1] != "anomaly").any():
-            raise InputError(f"{source.title} {category}: an anomaly is in the split of the normals")
+            raise InputError(f"{name}: an anomaly is in the split of the normals")
     return samples
 
 

@@ -103,6 +103,7 @@ def initialise_run(task: Task) -> None:
             task.training.hidden,
             task.training.transport_steps,
             task.training.top_share,
+            init.patches,
             printed_start,
         )
     extra = {

@@ -22,8 +22,15 @@ COVERS = (
 NORMAL, ANOMALY = "#4878a8", "#c44e52"
 
 
-def write_summary(summary: pd.DataFrame) -> str:
-    """The summary as a text table."""
+def write_summary(summary: pd.DataFrame, without_repeats: pd.DataFrame | None = None) -> str:
+    """The summary as a text table; where test images repeat others, also the one without them."""
+    parts = [_text_table(summary), COVERS]
+    if without_repeats is not None and len(without_repeats):
+        parts += [_left_out(without_repeats), _text_table(without_repeats)]
+    return "\n".join(parts)
+
+
+def _text_table(summary: pd.DataFrame) -> str:
     shown = pd.DataFrame(
         {
             "dataset": summary["dataset"] + summary["category"].map(lambda name: f" {name}" if name else ""),
@@ -35,7 +42,15 @@ def write_summary(summary: pd.DataFrame) -> str:
             "seeds": summary["n_seeds"],
         }
     )
-    return f"{shown.to_string(index=False)}\n{COVERS}"
+    return shown.to_string(index=False)
+
+
+def _left_out(without_repeats: pd.DataFrame) -> str:
+    number = without_repeats["left_out"].astype(float).mean()
+    return (
+        "Some test images repeat a training image of their run or an earlier test image: "
+        f"without them ({number:.3g} a run on average)"
+    )
 
 
 def _plus_minus(summary: pd.DataFrame, metric: str) -> list[str]:
@@ -104,18 +119,24 @@ def draw_prototype_usage(history: pd.DataFrame) -> Figure:
     return figure
 
 
-def write_report(summary: pd.DataFrame, run_metrics: pd.DataFrame, scores: pd.DataFrame, history: pd.DataFrame) -> str:
+def write_report(
+    summary: pd.DataFrame,
+    run_metrics: pd.DataFrame,
+    scores: pd.DataFrame,
+    history: pd.DataFrame,
+    without_repeats: pd.DataFrame | None = None,
+) -> str:
     """One HTML page with the tables and pictures, complete in itself."""
     title = f"MPFM on {run_metrics['dataset'].iloc[0]}, {run_metrics['setting'].iloc[0]} setting"
-    shown = summary.assign(AUC=_plus_minus(summary, "auc"), AP=_plus_minus(summary, "ap"))
-    shown = shown.drop(columns=["auc_mean", "auc_std", "ap_mean", "ap_std"])
     pictures = {
         "ROC curves (red: trained, grey: 0 iterations)": draw_roc_curves(scores, run_metrics),
         "Scores of the tested images": draw_score_histograms(scores),
         "Training": draw_loss_curves(history),
         "Prototypes": draw_prototype_usage(history),
     }
-    parts = [f"<h1>{html.escape(title)}</h1>", shown.to_html(index=False, border=0), f"<p>{COVERS}</p>"]
+    parts = [f"<h1>{html.escape(title)}</h1>", _html_table(summary), f"<p>{COVERS}</p>"]
+    if without_repeats is not None and len(without_repeats):
+        parts.append(f"<p>{html.escape(_left_out(without_repeats))}</p>{_html_table(without_repeats)}")
     parts.append(f"<p>'{UNTRAINED}' is the same model before its first training step.</p>")
     for heading, figure in pictures.items():
         parts.append(f"<h2>{html.escape(heading)}</h2><img alt='{html.escape(heading)}' src='{_embedded(figure)}'>")
@@ -126,6 +147,11 @@ def write_report(summary: pd.DataFrame, run_metrics: pd.DataFrame, scores: pd.Da
         f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{html.escape(title)}</title>"
         f"<style>{style}</style></head><body>{''.join(parts)}</body></html>"
     )
+
+
+def _html_table(summary: pd.DataFrame) -> str:
+    shown = summary.assign(AUC=_plus_minus(summary, "auc"), AP=_plus_minus(summary, "ap"))
+    return shown.drop(columns=["auc_mean", "auc_std", "ap_mean", "ap_std"]).to_html(index=False, border=0)
 
 
 def _embedded(figure: Figure) -> str:

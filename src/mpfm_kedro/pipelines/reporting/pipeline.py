@@ -20,14 +20,19 @@ def create_pipeline(**_: object) -> Pipeline:
     """Report of one setting."""
     return Pipeline(
         [
-            node(nodes.write_summary, "summary", "summary_text", name="write_summary"),
+            node(
+                nodes.write_summary,
+                ["summary", "summary_without_repeats"],
+                "summary_text",
+                name="write_summary",
+            ),
             node(nodes.draw_roc_curves, ["scores", "run_metrics"], "roc_curves", name="draw_roc_curves"),
             node(nodes.draw_score_histograms, "scores", "score_histograms", name="draw_score_histograms"),
             node(nodes.draw_loss_curves, "history", "loss_curves", name="draw_loss_curves"),
             node(nodes.draw_prototype_usage, "history", "prototype_usage", name="draw_prototype_usage"),
             node(
                 nodes.write_report,
-                ["summary", "run_metrics", "scores", "history"],
+                ["summary", "run_metrics", "scores", "history", "summary_without_repeats"],
                 "report",
                 name="write_report",
             ),

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mpfm_kedro.model.artefact import Artefact, unpack
 from mpfm_kedro.model.calibration import Calibration, calibrate, plain_sum
+from mpfm_kedro.model.heads import LocalEvidence
 from mpfm_kedro.model.initialisation import move, move_by_fold
 from mpfm_kedro.model.mode_fitting import FittedModes, folds, modes_without_fold
 from mpfm_kedro.model.modes import Start
@@ -48,7 +49,8 @@ def training_set(model: MPFM, initial: Artefact, data: RunData, seed: int, repai
         partial = modes_without_fold(z[0], FittedModes(modes, labels, shrinkage, 0.0), fold)
         own = [move_by_fold(partial, piece, fold[rows.source]) for piece, rows in zip(z, pieces[:2], strict=False)]
         starts = [*own, move(modes, z[2])]
-    return TrainingSet(*(Moved(rows, start, end) for rows, start, end in zip(pieces, starts, ends, strict=True)))
+    evidences = [_evidence(model, rows) for rows in pieces]
+    return TrainingSet(*(Moved(*parts) for parts in zip(pieces, starts, ends, evidences, strict=True)))
 
 
 def score_rows(model: MPFM, rows: FeatureRows) -> tuple[np.ndarray, np.ndarray]:
@@ -74,6 +76,21 @@ def calibrate_model(model: MPFM, data: RunData, repairs: RepairParameters) -> Ca
 def _z(model: MPFM, rows: FeatureRows) -> np.ndarray:
     with torch.inference_mode():
         return model.z(torch.from_numpy(rows.pooled).to(model.pooled_center.device)).cpu().numpy()
+
+
+def _evidence(model: MPFM, rows: FeatureRows) -> LocalEvidence | None:
+    """What M_a reads of every image, by its most probable mode."""
+    if model.local_score.patches is None:
+        return None
+    device, pieces = model.pooled_center.device, []
+    with torch.inference_mode():
+        for i in range(0, max(1, len(rows)), IMAGES_AT_ONCE):
+            piece = slice(i, i + IMAGES_AT_ONCE)
+            mode = model.modes.log_prob(model.z(torch.from_numpy(rows.pooled[piece]).to(device))).argmax(1)
+            evidence = model.local_score.evidence(rows.map_batch(piece).to(device), mode)
+            assert evidence is not None
+            pieces.append([part.cpu() for part in evidence])
+    return LocalEvidence(*(torch.cat(parts) for parts in zip(*pieces, strict=True)))
 
 
 def _endpoints(model: MPFM, z: np.ndarray, generator: torch.Generator) -> Tensor:

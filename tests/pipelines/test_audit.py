@@ -1,0 +1,312 @@
+"""Repeated images are found, exactly and nearly, and counted where they are."""
+
+from __future__ import annotations
+
+import io
+import logging
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
+from PIL import Image
+
+from mpfm_kedro.io.images import ImageLoader, dhash
+from mpfm_kedro.parameters import IngestionParameters
+from mpfm_kedro.pipelines.audit.near import near_sets
+from mpfm_kedro.pipelines.audit.nodes import audit_samples, find_repeats
+from mpfm_kedro.pipelines.audit.sheets import draw_contact_sheet, draw_duplicate_sheet
+from mpfm_kedro.pipelines.ingestion.nodes import check_images, drop_repeats, split_normals
+from mpfm_kedro.sources import get_source
+from mpfm_kedro.sources.samples import sample, sample_table
+
+PROJECT = Path(__file__).parents[2]
+DATA = PROJECT.parent / "shared" / "data"
+STRICT = IngestionParameters(allow_partial=True, max_unreadable_share=0.5, max_megapixels=100)
+
+
+def picture(number: int, size: tuple[int, int] = (64, 48)) -> Image.Image:
+    """A smooth picture; each number another one."""
+    coarse = np.random.default_rng(number).integers(0, 256, (7, 9), dtype=np.uint8)
+    return Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
+
+
+def table(**columns: list) -> pd.DataFrame:
+    """Checked and divided samples: sample_id, split and content_hash are given, the rest follows."""
+    samples = pd.DataFrame(columns)
+    defaults = {"dataset": "folder", "category": "", "crop": "", "defect_class": "", "problem": ""}
+    defaults |= {"mode": "L", "width": 8, "height": 8, "mask_path": "", "dhash": ""}
+    samples = samples.assign(**{name: value for name, value in defaults.items() if name not in samples})
+    samples["label"] = (samples["split"] == "anomaly").astype(int)
+    return samples.assign(path=samples["sample_id"], group=samples.get("group", samples["sample_id"]))
+
+
+def row(audit: pd.DataFrame, finding: str, where: str) -> tuple[int, int, int]:
+    found = audit[(audit["finding"] == finding) & (audit["where"] == where)]
+    assert len(found) == 1
+    return tuple(found[["sets", "images", "repeats"]].iloc[0])
+
+
+def audited(samples: pd.DataFrame) -> pd.DataFrame:
+    return audit_samples(samples, find_repeats(samples))
+
+
+def compressed(image: Image.Image) -> Image.Image:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=60)
+    return Image.open(buffer)
+
+
+def distance(first: str, second: str) -> int:
+    return (int(first, 16) ^ int(second, 16)).bit_count()
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_hash_survives_scaling_and_compression_and_tells_pictures_apart(number):
+    original = dhash(picture(number))
+    assert len(original) == 64
+    assert distance(original, dhash(picture(number, (200, 150)))) <= 8
+    assert distance(original, dhash(compressed(picture(number, (640, 480))))) <= 8
+    assert distance(original, dhash(picture(number + 1))) > 30
+
+
+def test_picture_of_one_colour_has_no_hash():
+    assert dhash(Image.new("RGB", (9, 9), (200, 10, 10))) == ""
+    assert dhash(Image.new("I;16", (9, 9), 4000)) == ""
+
+
+def test_sets_are_those_of_all_pairs():
+    bits = np.random.default_rng(0).integers(0, 2, (4, 256), dtype=np.uint8)
+    chain = np.repeat(bits[:1], 3, axis=0)
+    chain[1, :8] ^= 1
+    chain[2, :16] ^= 1  # 16 from the first, 8 from the second
+    apart = bits[:1].copy()
+    apart[0, 100:109] ^= 1
+    hashes = [values.tobytes().hex() for values in np.packbits(np.vstack([bits, chain, apart]), axis=1)]
+    sets = near_sets(hashes)
+    assert sets[0] == sets[4] == sets[5] == sets[6]
+    assert len(set(sets)) == 5
+
+
+def test_sets_do_not_depend_on_the_block(monkeypatch):
+    bits = np.random.default_rng(1).integers(0, 2, (1, 256), dtype=np.uint8).repeat(60, axis=0)
+    for number in range(60):
+        bits[number, : 5 * (number % 7)] ^= 1
+        bits[number, 128:] ^= np.uint8(number % 2)
+    hashes = [values.tobytes().hex() for values in np.packbits(bits, axis=1)]
+    whole = near_sets(hashes)
+    monkeypatch.setattr("mpfm_kedro.pipelines.audit.near.BLOCK", 3)
+    parts = near_sets(hashes)
+    assert len(set(whole)) == 2
+    assert pd.Series(whole).factorize()[0].tolist() == pd.Series(parts).factorize()[0].tolist()
+
+
+def test_exact_repeats_are_counted_by_place():
+    samples = table(
+        sample_id=list("abcdefgh"),
+        split=["train", "train", "test", "test", "test", "anomaly", "anomaly", "anomaly"],
+        content_hash=["1", "1", "1", "2", "2", "3", "3", "2"],
+        defect_class=["", "", "", "", "", "dent", "hole", "hole"],
+    )
+    audit = audited(samples)
+    assert row(audit, "exact duplicates", "all") == (3, 8, 5)
+    assert row(audit, "exact duplicates", "within train") == (1, 2, 1)
+    assert row(audit, "exact duplicates", "within test") == (1, 2, 1)
+    assert row(audit, "exact duplicates", "within anomaly") == (1, 2, 1)
+    assert row(audit, "exact duplicates", "across train and test") == (1, 3, 1)
+    assert row(audit, "exact duplicates", "across labels") == (1, 3, 1)
+    assert row(audit, "exact duplicates", "across classes") == (1, 2, 1)
+
+
+def test_crops_of_one_file_are_different_images():
+    samples = table(sample_id=["a", "b"], split=["train", "test"], content_hash=["1", "1"], crop=["0,0,4,4", "4,0,8,4"])
+    assert find_repeats(samples).empty
+    assert len(find_repeats(samples.assign(crop="0,0,4,4"))) == 2
+
+
+def test_categories_do_not_meet():
+    samples = table(sample_id=["a", "b"], split=["train", "test"], content_hash=["1", "1"], category=["nut", "tile"])
+    samples["dhash"] = "0" * 63 + "1"
+    assert find_repeats(samples).empty
+
+
+def test_near_set_needs_two_contents_and_lists_their_copies():
+    samples = table(sample_id=list("abcd"), split=["train", "train", "test", "test"], content_hash=["1", "1", "2", "3"])
+    samples["dhash"] = ["f" * 64, "f" * 64, "f" * 63 + "e", "0" * 63 + "1"]
+    repeated = find_repeats(samples)
+    assert repeated.groupby("set")["sample_id"].agg("".join).to_dict() == {"exact 1": "ab", "near 1": "abc"}
+
+
+def test_images_of_one_colour_are_a_number_and_no_set():
+    samples = table(sample_id=[f"{i:03}" for i in range(200)], split=["train"] * 200)
+    samples["content_hash"] = samples["sample_id"]
+    audit = audited(samples)
+    assert find_repeats(samples).empty
+    plain = audit[(audit["finding"] == "one colour") & (audit["where"] == "train")]
+    assert plain["images"].tolist() == [200]
+
+
+def test_unreadable_files_repeat_nothing():
+    samples = table(sample_id=["a", "b"], split=["train", "test"], content_hash=["1", "1"])
+    samples["problem"] = "OSError: broken"
+    audit = audited(samples)
+    assert row(audit, "exact duplicates", "all") == (0, 0, 0)
+    found = audit[audit["finding"] == "unreadable"].iloc[0]
+    assert found["images"] == 2
+    assert found["detail"] == "for example a (OSError: broken)"
+
+
+def test_groups_on_both_sides_are_counted():
+    samples = table(
+        sample_id=list("abcde"), split=["train", "test", "test", "train", "anomaly"], content_hash=list("12345")
+    )
+    samples["group"] = ["item", "item", "item", "other", "other"]
+    audit = audited(samples)
+    assert row(audit, "groups", "across train and test") == (1, 3, 2)
+    assert row(audit, "groups", "across labels") == (1, 2, 1)
+
+
+def test_classes_modes_and_sizes():
+    samples = table(sample_id=list("abc"), split=["train", "test", "anomaly"], content_hash=list("123"))
+    samples = samples.assign(defect_class=["", "", "dent"], mode=["L", "L", "RGB"], width=[8, 9, 8])
+    audit = audited(samples).set_index(["finding", "where"])
+    assert audit.loc[("class", "dent"), "images"] == 1
+    assert audit.loc[("class", "normal, train"), "detail"] == "33.3%"
+    assert audit.loc[("mode", "L"), "images"] == 2
+    assert audit.loc[("sizes", "all"), "detail"] == "from 8 x 8 to 9 x 8"
+
+
+def test_one_line_where_train_and_test_share_images(caplog):
+    samples = table(
+        sample_id=list("abcd"), split=["train", "test", "test", "anomaly"], content_hash=["1", "1", "1", "2"]
+    )
+    with caplog.at_level(logging.WARNING):
+        audited(samples)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "share 1 images exactly, 0 nearly" in caplog.text
+    assert "a = b" in caplog.text
+
+
+def test_no_line_where_nothing_is_shared_or_all_of_it_is_dropped(caplog):
+    samples = table(
+        sample_id=list("abcd"), split=["train", "test", "test", "anomaly"], content_hash=["1", "1", "3", "2"]
+    )
+    dropped = drop_repeats(samples, True)
+    caplog.clear()
+    audit = audited(dropped)
+    assert not caplog.records
+    assert row(audit, "exact duplicates", "across train and test") == (1, 2, 1)
+    assert audit[audit["finding"] == "dropped"]["images"].tolist() == [1]
+
+
+def test_contradictory_labels_are_an_error_line(caplog):
+    audited(table(sample_id=["a", "b"], split=["train", "anomaly"], content_hash=["1", "1"]))
+    assert [(record.levelname, "a, b" in record.message) for record in caplog.records] == [("ERROR", True)]
+
+
+@pytest.fixture
+def loader(tmp_path: Path) -> ImageLoader:
+    for number, name in enumerate(["good/0", "good/1", "good/2", "good/3", "dent/0", "dent/1"]):
+        file = tmp_path / "raw" / f"{name}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        picture(number % 5).save(file)  # the last repeats the first
+    return ImageLoader("folder", tmp_path / "raw", 10**6, tmp_path / "memory" / "files.parquet")
+
+
+def ingested(loader: ImageLoader) -> pd.DataFrame:
+    listed = get_source(loader.dataset).list_samples(loader.folder)
+    return split_normals(check_images(listed, loader, STRICT))
+
+
+def test_sheets_and_second_run_reads_no_image(loader, monkeypatch):
+    samples = ingested(loader)
+    repeated = find_repeats(samples)
+    assert repeated["sample_id"].tolist() == ["dent/1.png", "good/0.png"]
+    assert draw_contact_sheet(samples, loader).axes[0].get_title() == "normal (4)"
+    draw_duplicate_sheet(repeated, loader)
+    read = []
+    open_image = ImageLoader._open
+    monkeypatch.setattr(ImageLoader, "_open", lambda *args: read.append(args[1]) or open_image(*args))
+    again = ingested(loader)
+    draw_contact_sheet(again, loader)
+    draw_duplicate_sheet(find_repeats(again), loader)
+    assert read == []
+    pd.testing.assert_frame_equal(again, samples)
+
+
+def test_sheet_without_repeats_says_so(loader):
+    figure = draw_duplicate_sheet(find_repeats(ingested(loader)).iloc[:0], loader)
+    assert "No repeated images" in figure.texts[0].get_text()
+
+
+def test_hash_is_of_the_crop_and_each_file_is_read_once(loader, monkeypatch):
+    wide = Image.new("L", (128, 48))
+    wide.paste(picture(1), (0, 0))
+    wide.paste(picture(2), (64, 0))
+    wide.save(loader.folder / "wide.png")
+    crops = ["0,0,64,48", "64,0,128,48", ""]
+    listed = sample_table(sample("folder", "wide.png", 0, crop=crop) for crop in crops)
+    read = []
+    open_image = ImageLoader._open
+    monkeypatch.setattr(ImageLoader, "_open", lambda *args: read.append(args[1]) or open_image(*args))
+    hashes = check_images(listed, loader, STRICT).set_index("crop")["dhash"]
+    assert read == ["wide.png"]
+    assert hashes.to_dict() == {crops[0]: dhash(picture(1)), crops[1]: dhash(picture(2)), "": dhash(wide)}
+
+
+def real_samples(name: str, folder: str, tmp_path: Path) -> pd.DataFrame:
+    if not (DATA / folder).is_dir():
+        pytest.skip(f"the real images {DATA / folder} are not on this machine")
+    return ingested(ImageLoader(name, DATA / folder, 10**8, tmp_path / "files.parquet"))
+
+
+def test_brainmri_real(tmp_path):
+    samples = real_samples("brainmri", "brainmri", tmp_path)
+    assert samples["split"].value_counts().to_dict() == {"anomaly": 155, "train": 73, "test": 25}
+    audit = audited(samples)
+    assert row(audit, "exact duplicates", "all")[2] == 25
+    assert row(audit, "exact duplicates", "across train and test")[0] == 5
+    assert (drop_repeats(samples, True)["problem"] == "").sum() == 228
+
+
+def test_kolektor_real(tmp_path):
+    samples = real_samples("sdd", "kolektor_part", tmp_path)
+    repeated = find_repeats(samples)
+    assert set(repeated["group"][repeated["kind"] == "exact"]) == {"kos01", "kos26"}
+    assert row(audited(samples), "groups", "across train and test")[0] > 0
+    apart = audited(split_normals(samples.assign(split=""), group_split=True))
+    assert row(apart, "groups", "across train and test")[0] == 0
+    assert row(apart, "exact duplicates", "across train and test")[0] == 0
+
+
+def test_aitex_real(tmp_path):
+    samples = real_samples("aitex", "aitex_part", tmp_path)
+    audit = audited(samples)
+    assert row(audit, "groups", "across train and test")[0] == 4
+    assert audit["images"][audit["finding"] == "one colour"].sum() == 8
+    assert row(audit, "exact duplicates", "all")[0] == 0
+
+
+def test_pipelines_write_tables_and_sheets(tmp_path):
+    for kind, numbers in {"good": [0, 1, 2, 3, 4, 5, 0, 1], "bad": [7, 8]}.items():
+        (tmp_path / "raw" / kind).mkdir(parents=True)
+        for name, number in enumerate(numbers):
+            picture(number).save(tmp_path / "raw" / kind / f"{name}.png")
+    bootstrap_project(PROJECT)
+    own = {"dataset": "folder", "data_root": str(tmp_path / "raw"), "output_root": str(tmp_path / "out")}
+    own |= {"ingestion": {"drop_duplicates": True, "group_split": True}}
+    for pipeline in ("audit", "datasets"):
+        with KedroSession.create(PROJECT, env="test", runtime_params=own) as session:
+            session.run(pipeline_names=[pipeline])
+    reports = tmp_path / "out" / "08_reporting"
+    audit = pd.read_csv(reports / "folder" / "audit.csv")
+    assert row(audit, "exact duplicates", "all") == (2, 4, 2)
+    assert row(audit, "exact duplicates", "across train and test") == (0, 0, 0)
+    assert audit["images"][audit["finding"] == "dropped"].tolist() == [2]
+    assert len(pd.read_csv(reports / "folder" / "repeated_images.csv")) == 4
+    for name in ("contact_sheet", "duplicate_sheet"):
+        with Image.open(reports / "folder" / f"{name}.png") as sheet:
+            assert min(sheet.size) > 100
+    assert "8 of -" in (reports / "datasets.txt").read_text()

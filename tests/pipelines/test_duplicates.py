@@ -1,0 +1,176 @@
+"""What is done about repeated images: splits by group, dropping, results without them."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.pipelines.evaluation.nodes import SUMMARY, repeated_tests, summarise_without_repeats
+from mpfm_kedro.pipelines.ingestion.nodes import drop_repeats, refuse_wrong_split, split_normals
+from mpfm_kedro.pipelines.ingestion.repeats import DROPPED, content, joined_groups
+from mpfm_kedro.pipelines.reporting.nodes import write_summary
+
+
+def checked(groups: list[str], contents: list[str] | None = None, dataset: str = "sdd") -> pd.DataFrame:
+    """Normals of these groups and contents, none of them alike unless said."""
+    names = [f"{number:03}" for number in range(len(groups))]
+    columns = {"dataset": dataset, "category": "", "crop": "", "label": 0, "defect_class": "", "problem": ""}
+    table = pd.DataFrame({"sample_id": names, "path": names, "group": groups, "content_hash": contents or names})
+    return table.assign(split="", **columns)
+
+
+def test_groups_that_share_an_image_are_joined():
+    samples = checked(list("aabbc"), ["1", "2", "2", "3", "4"])
+    joined = joined_groups(samples)
+    assert joined.nunique() == 2
+    assert joined[0] == joined[1] == joined[2] == joined[3] != joined[4]
+
+
+def test_unreadable_copies_join_no_groups():
+    samples = checked(list("ab"), ["1", "1"]).assign(problem="OSError")
+    assert joined_groups(samples).nunique() == 2
+
+
+def test_group_split_keeps_groups_whole_and_is_3_to_1_by_groups():
+    samples = checked([f"item{number // 5}" for number in range(100)])
+    divided = split_normals(samples, group_split=True)
+    sides = divided.groupby("group")["split"].agg(set)
+    assert all(len(side) == 1 for side in sides)
+    assert sum(side == {"test"} for side in sides) == 5
+    pd.testing.assert_frame_equal(divided, split_normals(samples, group_split=True))
+    refuse_wrong_split(divided)
+
+
+def test_group_split_does_not_depend_on_the_order_of_rows():
+    samples = checked([f"item{number // 5}" for number in range(100)])
+    shuffled = samples.sample(frac=1, random_state=0)
+    pd.testing.assert_frame_equal(split_normals(shuffled, True).sort_index(), split_normals(samples, True))
+
+
+def test_copies_stay_together_across_groups():
+    copies = [str(number % 20) for number in range(40)]
+    divided = split_normals(checked([str(number) for number in range(40)], copies), group_split=True)
+    assert (divided.groupby("content_hash")["split"].nunique() == 1).all()
+    assert divided["content_hash"][divided["split"] == "test"].nunique() == 5
+
+
+def test_plain_split_is_by_name():
+    divided = split_normals(checked(["one"] * 8))
+    assert divided["split"].value_counts().to_dict() == {"train": 6, "test": 2}
+
+
+def test_group_split_of_one_group_is_an_error():
+    with pytest.raises(InputError, match=r"group_split needs at least two groups.*kos01"):
+        split_normals(checked(["kos01"] * 8), group_split=True)
+
+
+def test_group_split_of_a_dataset_with_its_own_split_says_that_nothing_changes(caplog):
+    samples = checked(list("abcd"), dataset="mastcam").assign(split=["train", "train", "train", "test"])
+    assert split_normals(samples, group_split=True)["split"].tolist() == ["train", "train", "train", "test"]
+    assert "group_split changes nothing" in caplog.text
+
+
+def test_validator_refuses_what_is_neither_split():
+    samples = checked([f"item{number // 5}" for number in range(100)])
+    half = samples.assign(split=["train", "test"] * 50)
+    with pytest.raises(InputError, match="50 to 50 normals is not a 3:1 split"):
+        refuse_wrong_split(half)
+    by_group = samples.assign(split=["train"] * 50 + ["test"] * 50)
+    with pytest.raises(InputError, match="not a 3:1 split"):
+        refuse_wrong_split(by_group)
+
+
+def divided(contents: str, splits: list[str]) -> pd.DataFrame:
+    samples = checked([str(number) for number in range(len(contents))], list(contents)).assign(split=splits)
+    return samples.assign(label=(samples["split"] == "anomaly").astype(int))
+
+
+def test_without_the_option_nothing_is_dropped():
+    samples = divided("112", ["train", "test", "anomaly"])
+    pd.testing.assert_frame_equal(drop_repeats(samples, False), samples)
+
+
+def test_first_of_each_set_is_kept(caplog):
+    samples = divided("112133", ["train", "test", "test", "train", "anomaly", "anomaly"])
+    dropped = drop_repeats(samples, True)
+    assert dropped["sample_id"][dropped["problem"] == ""].tolist() == ["000", "002", "004"]
+    assert dropped["problem"][1] == f"{DROPPED}repeats 000"
+    assert "dropped: 3 of 6: 001, 003, 005" in caplog.text
+    pd.testing.assert_frame_equal(dropped.drop(columns="problem"), samples.drop(columns="problem"))
+
+
+def test_copies_of_both_labels_are_all_dropped(caplog):
+    dropped = drop_repeats(divided("1231", ["train", "train", "test", "anomaly"]), True)
+    assert dropped["sample_id"][dropped["problem"] == ""].tolist() == ["001", "002"]
+    errors = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert "000, 003" in errors[0]
+
+
+def test_unreadable_images_are_left_as_they_are():
+    samples = divided("1123", ["train", "train", "train", "test"]).assign(problem=["broken", "", "", ""])
+    assert drop_repeats(samples, True)["problem"].tolist() == ["broken", "", "", ""]
+
+
+def test_nothing_left_to_test_is_an_error():
+    with pytest.raises(InputError, match="leaves no normal image of sdd to test"):
+        drop_repeats(divided("121", ["train", "train", "test"]), True)
+
+
+RUN = {
+    "run": "M2-seed0",
+    "dataset": "sdd",
+    "category": "",
+    "setting": "general",
+    "known_class": "",
+    "n_anomalies": 2,
+    "seed": 0,
+    "train_normals": ["000", "001"],
+    "known_anomalies": ["002"],
+    "test_normals": ["003", "004", "005"],
+    "test_anomalies": ["006", "007", "008"],
+}
+
+
+def scores(values: list[float]) -> pd.DataFrame:
+    samples = RUN["test_normals"] + RUN["test_anomalies"]
+    table = pd.DataFrame({"sample": samples, "label": [0, 0, 0, 1, 1, 1], "score": values})
+    return table.assign(run=RUN["run"], method="MPFM")
+
+
+def test_repeats_of_training_of_known_anomalies_and_of_earlier_tests():
+    samples = divided("123144256", ["train", "train", "anomaly"] + ["test"] * 3 + ["anomaly"] * 3)
+    shown = content(samples).set_axis(samples["sample_id"])
+    assert repeated_tests(RUN, shown) == {"003", "005", "006"}
+    samples["content_hash"] = list("123145367")
+    assert repeated_tests(RUN, content(samples).set_axis(samples["sample_id"])) == {"003", "006"}
+
+
+def test_auc_without_repeats_is_that_of_the_other_images():
+    samples = divided("123145678", ["train", "train", "anomaly"] + ["test"] * 3 + ["anomaly"] * 3)
+    without = summarise_without_repeats(scores([0.0, 0.5, 0.6, 0.4, 0.7, 0.8]), pd.DataFrame([RUN]), samples)
+    assert without["left_out"].tolist() == [1]
+    np.testing.assert_allclose(without["auc_mean"], 4 / 6)
+    assert list(without.columns) == [*SUMMARY, "left_out"]
+
+
+def test_one_class_left_has_no_auc():
+    samples = divided("123112456", ["train", "train", "anomaly"] + ["test"] * 3 + ["anomaly"] * 3)
+    without = summarise_without_repeats(scores([0.0] * 6), pd.DataFrame([RUN]), samples)
+    assert without["auc_mean"].isna().all()
+    assert without["left_out"].tolist() == [3]
+
+
+def test_without_repeats_there_is_no_second_table():
+    samples = divided("123456789", ["train", "train", "anomaly"] + ["test"] * 3 + ["anomaly"] * 3)
+    without = summarise_without_repeats(scores([0.0] * 6), pd.DataFrame([RUN]), samples)
+    assert without.empty
+    assert list(without.columns) == [*SUMMARY, "left_out"]
+    cell = dict.fromkeys(SUMMARY, 0.5) | {"dataset": "sdd", "category": "", "method": "MPFM", "known_class": ""}
+    summary = pd.DataFrame([cell])
+    assert write_summary(summary, without) == write_summary(summary)
+    assert "3 a run" in write_summary(summary, summary.assign(left_out=3))

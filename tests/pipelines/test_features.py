@@ -1,0 +1,212 @@
+"""Which views are computed, and that an interrupted extraction goes on where it stopped."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from PIL import Image
+from torchvision.models import get_model
+
+from mpfm_kedro.backbones.weights import digest
+from mpfm_kedro.io.backbone_weights import BackboneWeights
+from mpfm_kedro.io.feature_store import Features, FeatureStore, StoreWriter
+from mpfm_kedro.io.images import ImageLoader
+from mpfm_kedro.parameters import FeatureParameters
+from mpfm_kedro.pipelines.features.nodes import extract_features, plan_views
+
+CONF = Path(__file__).parents[2] / "conf" / "base"
+BASE = yaml.safe_load((CONF / "parameters_features.yml").read_text())["features"]
+SMALL = {"layers": ["features.3"], "statistics": ["mean", "std"], "batch_size": 2, "workers": 0}
+NAME = "squeezenet1_1"  # small
+SIZE = 32
+
+
+def parameters(**changes: Any) -> FeatureParameters:
+    return FeatureParameters(**(BASE | SMALL | changes))
+
+
+def squeezenet(seed: int) -> BackboneWeights:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        tensors = get_model(NAME, weights=None).state_dict()
+    return BackboneWeights(NAME, digest(tensors), tensors)
+
+
+@pytest.fixture(scope="module")
+def weights() -> BackboneWeights:
+    return squeezenet(0)
+
+
+SAMPLES = pd.DataFrame(
+    {
+        "sample_id": ["a", "b", "c", "d", "e"],
+        "split": ["train", "train", "test", "anomaly", "anomaly"],
+        "problem": ["", "damaged", "", "", "damaged"],
+        "path": "path",
+        "crop": "",
+        "content_hash": "hash",
+    }
+)
+
+
+def test_only_training_normals_and_anomalies_get_further_views():
+    views = plan_views(SAMPLES, parameters(cutmix_views=2, anomaly_views=["hflip"], normal_views=["rot90"]))
+    assert sorted(zip(views["sample_id"], views["view"], strict=True)) == [
+        ("a", "cutmix-0"),
+        ("a", "cutmix-1"),
+        ("a", "original"),
+        ("a", "rot90"),
+        ("c", "original"),
+        ("d", "hflip"),
+        ("d", "original"),
+    ]
+
+
+def test_without_further_views_each_image_is_seen_once():
+    views = plan_views(SAMPLES, parameters(cutmix_views=0, anomaly_views=[], normal_views=[]))
+    assert views["sample_id"].tolist() == ["a", "c", "d"]
+    assert set(views["view"]) == {"original"}
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> ImageLoader:
+    rng = np.random.default_rng(0)
+    (tmp_path / "raw").mkdir()
+    for number in range(7):
+        write(tmp_path / "raw" / f"{number}.png", rng)
+    return ImageLoader("folder", tmp_path / "raw", 10**6, tmp_path / "files.parquet")
+
+
+def write(file: Path, rng: np.random.Generator) -> None:
+    Image.fromarray(rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(file)
+
+
+def plan(images: ImageLoader) -> pd.DataFrame:
+    rows = []
+    for file in sorted(images.folder.glob("*.png")):
+        content = images.examine(file.name)["content_hash"]
+        for view in ("original", "cutmix-0"):
+            row = {"sample_id": file.stem, "path": file.name, "crop": "", "content_hash": content, "view": view}
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def run(images: ImageLoader, weights: BackboneWeights, root: Path, size: int = SIZE, **changes: Any) -> Features:
+    return extract_features(plan(images), images, weights, FeatureStore(root), size, "cpu", parameters(**changes))
+
+
+def by_view(features: Features) -> tuple[np.ndarray, np.ndarray]:
+    rows = features.index.sort_values(["sample_id", "view"])["row"].to_numpy()
+    return np.array(features.store.pooled[rows]), np.array(features.store.maps[rows])
+
+
+@pytest.fixture
+def reads(monkeypatch) -> list[str]:
+    """The images that were decoded, in order."""
+    paths: list[str] = []
+    read = ImageLoader.read
+
+    def count(self: ImageLoader, path: str, crop: str = "") -> Image.Image:
+        paths.append(path)
+        return read(self, path, crop)
+
+    monkeypatch.setattr(ImageLoader, "read", count)
+    return paths
+
+
+def test_rows_are_those_of_their_own_image_and_view(images, weights, tmp_path):
+    pooled, maps = by_view(run(images, weights, tmp_path / "a"))
+    assert pooled.shape == (14, 256)
+    assert maps.shape == (14, 128, 7, 7)
+    assert len(np.unique(pooled, axis=0)) == 14
+    alone = replace(images, folder=tmp_path / "alone")
+    alone.folder.mkdir()
+    (alone.folder / "3.png").write_bytes((images.folder / "3.png").read_bytes())
+    np.testing.assert_allclose(by_view(run(alone, weights, tmp_path / "b"))[0], pooled[6:8], rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_is_computed_twice(images, weights, tmp_path, reads):
+    first = run(images, weights, tmp_path / "store")
+    assert len(reads) == 14
+    again = run(images, weights, tmp_path / "store")
+    assert len(reads) == 14
+    assert again.index.equals(first.index)
+    write(images.folder / "7.png", np.random.default_rng(9))
+    more = run(images, weights, tmp_path / "store")
+    assert reads[14:] == ["7.png", "7.png"]
+    assert more.index["row"].max() == 15
+
+
+def test_equal_images_share_their_rows(images, weights, tmp_path, reads):
+    (images.folder / "8.png").write_bytes((images.folder / "0.png").read_bytes())
+    features = run(images, weights, tmp_path / "store")
+    assert len(reads) == 14
+    assert features.rows(["8"]).tolist() == features.rows(["0"]).tolist()
+
+
+@pytest.mark.parametrize("moment", ["between batches", "before the keys"])
+def test_interrupted_extraction_goes_on(moment, images, weights, tmp_path, reads, monkeypatch):
+    undisturbed = run(images, weights, tmp_path / "undisturbed")
+    reads.clear()
+    append, batches = StoreWriter.append, []
+
+    def interrupt(self: StoreWriter, keys: list[str], pooled: np.ndarray, maps: np.ndarray) -> None:
+        batches.append(keys)
+        if len(batches) == 4:
+            if moment == "before the keys":
+                append(self, [], pooled, maps)
+            raise KeyboardInterrupt
+        append(self, keys, pooled, maps)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(StoreWriter, "append", interrupt)
+        run(images, weights, tmp_path / "store")
+    (folder,) = (tmp_path / "store").iterdir()
+    assert (folder / "keys.txt").read_text().count("\n") == 6
+    reads.clear()
+    resumed = run(images, weights, tmp_path / "store")
+    assert len(reads) == 14 - 6
+    assert resumed.digest == undisturbed.digest
+    for found, expected in zip(by_view(resumed), by_view(undisturbed), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_another_backbone_size_or_image_is_never_mistaken(images, weights, tmp_path, reads):
+    first = run(images, weights, tmp_path / "store")
+    seen = {first.store.folder}
+    for changes in (
+        {"weights": squeezenet(1)},
+        {"size": 40},
+        {"layers": ["features.4"]},
+        {"statistics": ["max", "std"]},
+    ):
+        reads.clear()
+        other = run(images, **({"weights": weights, "root": tmp_path / "store"} | changes))
+        assert len(reads) == 14
+        assert other.store.folder not in seen
+        assert other.digest != first.digest
+        seen.add(other.store.folder)
+    reads.clear()
+    before = by_view(first)[0]
+    write(images.folder / "2.png", np.random.default_rng(5))
+    changed = run(images, weights, tmp_path / "store")
+    assert reads == ["2.png", "2.png"]
+    assert changed.digest != first.digest
+    same = (by_view(changed)[0] == before).all(1)
+    assert same.tolist() == [True] * 4 + [False] * 2 + [True] * 8
+
+
+def test_too_little_disk_is_said_before_any_image_is_decoded(images, weights, tmp_path, reads, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=100))
+    with pytest.raises(Exception, match="GB are free"):
+        run(images, weights, tmp_path / "store")
+    assert reads == []
