@@ -87,7 +87,7 @@ def _on_dask(function: Callable[[Task], Result], tasks: Sequence[Task], schedule
         ) from error
     try:
         client = Client(scheduler, timeout="10s")
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"compute.dask_scheduler: no Dask scheduler answers at {scheduler}") from error
     with client:
         futures = {client.submit(function, task, pure=False): index for index, task in enumerate(tasks)}

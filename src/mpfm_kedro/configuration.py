@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kedro.config import OmegaConfigLoader
+from omegaconf import OmegaConf
 
 
 class ProjectConfigLoader(OmegaConfigLoader):
@@ -14,12 +15,16 @@ class ProjectConfigLoader(OmegaConfigLoader):
     while the parameter files stay free of resolvers (other tools read them too).
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        custom = dict(kwargs.pop("custom_resolvers", None) or {})
-        super().__init__(*args, custom_resolvers={**custom, "param": self._parameter}, **kwargs)
+    def __getitem__(self, key: str) -> Any:
+        if key == "catalog":
+            parameters = super().__getitem__("parameters")
 
-    def _parameter(self, name: str) -> Any:
-        value = self["parameters"]
-        for part in name.split("."):
-            value = value[part]
-        return value
+            def resolve(name: str) -> Any:
+                value = parameters
+                for part in name.split("."):
+                    value = value[part]
+                return value
+
+            # resolvers are global to the process: the loader that reads must be the one that answers
+            OmegaConf.register_new_resolver("param", resolve, replace=True)
+        return super().__getitem__(key)

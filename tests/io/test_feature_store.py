@@ -131,7 +131,7 @@ def test_second_writer_is_refused(stores):
         {"weights_digest": "other"},
         {"image_size": 65},
         {"layers": ("layer2", "layer4")},
-        {"map_layer": "layer3"},
+        {"map_layers": ("layer3",)},
         {"statistics": ("max",)},
         {"pooled_size": 4},
         {"map_shape": (2, 2, 1)},

@@ -136,6 +136,7 @@ def make_problem(make_rows):
             hidden=8,
             transport_steps=1,
             top_share=0.1,
+            patches=init.patches,
             printed_start=printed_start,
         )
         extra = {

@@ -34,6 +34,7 @@ def build(init, prototypes=None, printed_start=False):
         hidden=8,
         transport_steps=1,
         top_share=0.1,
+        patches=init.patches,
         printed_start=printed_start,
     )
 

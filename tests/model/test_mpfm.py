@@ -10,7 +10,7 @@ def test_score_gives_the_four_parts_and_the_mode_of_stored_features(problem, wak
         psi = model.psi(z, model.modes.start(z))
         deviation = model.prototypes.deviation(psi)
         torch.testing.assert_close(parts.g, model.global_score(-model.prototypes.log_prob(psi) / z.shape[1]))
-        torch.testing.assert_close(parts.a, model.local_score(maps))
+        torch.testing.assert_close(parts.a, model.local_score(None, model.local_score.evidence(maps, mode)))
         torch.testing.assert_close(parts.r, model.residual_score(deviation))
         torch.testing.assert_close(parts.n, model.normality_score(z))
     assert torch.equal(mode, model.modes.posterior(z).argmax(1))

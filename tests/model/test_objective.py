@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
+from mpfm_kedro.model.heads import LocalEvidence
 from mpfm_kedro.model.objective import Batch, flow_losses, losses
 from mpfm_kedro.model.trainer import draw_batch
 
@@ -83,10 +84,16 @@ def test_residual_score_leaves_the_prototypes_alone(terms):
     assert not {item for item in reached(model, term("score_r")) if item.startswith("prototypes")}
 
 
-@pytest.mark.parametrize(("name", "head"), [("score_a", "local_score"), ("score_n", "normality_score.linear")])
-def test_scores_on_features_train_their_heads_alone(terms, name, head):
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("score_a", {"local_score.weight", "local_score.bias", "local_score.slope"}),
+        ("score_n", {"normality_score.linear.weight", "normality_score.linear.bias"}),
+    ],
+)
+def test_scores_on_features_train_their_heads_alone(terms, name, own):
     model, term = terms
-    assert reached(model, term(name)) == {f"{head}.weight", f"{head}.bias"}
+    assert reached(model, term(name)) == own
 
 
 def test_scale_and_modes_are_never_trained(terms, problem, options, batch):
@@ -171,7 +178,8 @@ def test_untrained_field_fits_the_coupled_normals_perfectly(problem, batch, opti
 def test_normals_alone_push_nothing(problem, options):
     rows = problem.training.normals
     z = problem.model.z(torch.from_numpy(rows.rows.pooled[:8]))
-    batch = Batch(z, None, rows.end[:8], rows.rows.map_batch(slice(0, 8)), torch.zeros(8))
+    evidence = LocalEvidence(*(part[:8] for part in rows.evidence))
+    batch = Batch(z, None, rows.end[:8], None, evidence, torch.zeros(8))
     found, _ = losses(problem.model, batch, options, generator())
     assert found.flow_anomaly.item() == 0
     assert all(value.isfinite() for value in found)

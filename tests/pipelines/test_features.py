@@ -58,12 +58,11 @@ SAMPLES = pd.DataFrame(
 
 
 def test_only_training_normals_and_anomalies_get_further_views():
-    views = plan_views(SAMPLES, parameters(cutmix_views=2, anomaly_views=["hflip"], normal_views=["rot90"]))
+    views = plan_views(SAMPLES, parameters(cutmix_views=2, anomaly_views=["hflip"]))
     assert sorted(zip(views["sample_id"], views["view"], strict=True)) == [
         ("a", "cutmix-0"),
         ("a", "cutmix-1"),
         ("a", "original"),
-        ("a", "rot90"),
         ("c", "original"),
         ("d", "hflip"),
         ("d", "original"),
@@ -71,7 +70,7 @@ def test_only_training_normals_and_anomalies_get_further_views():
 
 
 def test_without_further_views_each_image_is_seen_once():
-    views = plan_views(SAMPLES, parameters(cutmix_views=0, anomaly_views=[], normal_views=[]))
+    views = plan_views(SAMPLES, parameters(cutmix_views=0, anomaly_views=[]))
     assert views["sample_id"].tolist() == ["a", "c", "d"]
     assert set(views["view"]) == {"original"}
 

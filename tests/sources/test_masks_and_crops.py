@@ -23,9 +23,7 @@ tilings = st.sampled_from([aitex.patches, sdd.strips])
 @given(tiling=tilings, width=sides, height=sides)
 def test_boxes_cover_the_image_without_overlap(tiling, width, height):
     boxes = tiling(width, height)
-    assert all(
-        0 <= left <= right <= width and 0 <= upper <= lower <= height for left, upper, right, lower in boxes
-    )
+    assert all(0 <= left <= right <= width and 0 <= upper <= lower <= height for left, upper, right, lower in boxes)
     assert sum((right - left) * (lower - upper) for left, upper, right, lower in boxes) == width * height
     ends, starts = [box[2:] for box in boxes[:-1]], [box[:2] for box in boxes[1:]]
     axis = 0 if tiling is aitex.patches else 1

@@ -76,9 +76,7 @@ def test_headct_unreadable_labels(build, text, message):
     assert str(folder / "labels.csv") in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("missing", "named"), [("labels.csv", "labels.csv"), ("head_ct/head_ct/001.png", "001.png")]
-)
+@pytest.mark.parametrize(("missing", "named"), [("labels.csv", "labels.csv"), ("head_ct/head_ct/001.png", "001.png")])
 def test_headct_missing_file_is_named(build, missing, named):
     folder = build("headct")
     (folder / missing).unlink()

@@ -46,7 +46,10 @@ class Backbone(nn.Module):
         network = get_model(name, weights=None).eval()
         network.load_state_dict(weights)
         network.requires_grad_(False)
-        sides = _map_layers(network)
+        try:
+            sides = _map_layers(network)
+        except (AssertionError, RuntimeError) as error:  # a transformer for one image size, for example
+            raise InputError(f"Backbone '{name}' cannot be used, it has no maps of any size: {error}") from error
         by_resolution = [name for _, name in sorted((side, name) for name, side in _last_of_each(sides).items())]
         self.layers = tuple(by_resolution[1::-1]) if list(layers) == ["auto"] else tuple(layers)
         self.map_layers = tuple(by_resolution[2:0:-1]) if list(map_layers) == ["auto"] else tuple(map_layers)
@@ -83,7 +86,7 @@ def _map_layers(network: nn.Module) -> dict[str, int]:
     for name, module in network.named_modules():
 
         def remember(_: nn.Module, __: object, output: object, name: str = name) -> None:
-            if name and isinstance(output, Tensor) and output.ndim == 4 and output.shape[-1] > 1:
+            if name and isinstance(output, Tensor) and output.ndim == 4 and output.shape[2] == output.shape[3] > 1:
                 sides.pop(name, None)
                 sides[name] = output.shape[-1]
 
@@ -98,8 +101,11 @@ def _map_layers(network: nn.Module) -> dict[str, int]:
 
 
 def _last_of_each(sides: Mapping[str, int]) -> dict[str, int]:
-    """The last layer at each resolution."""
-    last = {side: name for name, side in sides.items()}
+    """The last whole block at each resolution: of the layers there, the last one at the least depth."""
+    last: dict[int, str] = {}
+    for name, side in sides.items():
+        if side not in last or name.count(".") <= last[side].count("."):
+            last[side] = name
     return {name: side for side, name in last.items()}
 
 

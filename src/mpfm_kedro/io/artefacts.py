@@ -26,16 +26,20 @@ class ArtefactFile:
     path: Path
 
     def exists(self) -> bool:
-        """Whether both files are there; the JSON file is written last."""
-        return self._file(".json").is_file() and self._file(".safetensors").is_file()
+        """Whether the artefact is there."""
+        return self._file(".safetensors").is_file()
 
     def details(self) -> dict[str, Any]:
-        """The JSON part, without reading tensors."""
-        return json.loads(self._file(".json").read_text())
+        """Everything but the tensors, from the header of their file."""
+        from safetensors import safe_open
+
+        with safe_open(self._file(".safetensors"), framework="np") as file:
+            return json.loads(file.metadata()["details"])
 
     def digest(self) -> str:
-        """Names the tensors."""
+        """Names the numbers; the header, which also says how long they took, is passed over."""
         with self._file(".safetensors").open("rb") as file:
+            file.seek(8 + int.from_bytes(file.read(8), "little"))
             return hashlib.file_digest(file, "sha256").hexdigest()[:24]
 
     def load(self) -> Artefact:
@@ -47,13 +51,14 @@ class ArtefactFile:
         return Artefact(load_file(self._file(".safetensors")), self.details())
 
     def save(self, artefact: Artefact) -> None:
-        """Write both files, each in one step."""
+        """Write tensors and details in one step, and the details once more as JSON for people."""
         from safetensors.torch import save_file
 
+        details = json.dumps(artefact.details, indent=1)
         with replacing(self._file(".safetensors")) as partial:
-            save_file(artefact.tensors, partial)
+            save_file(artefact.tensors, partial, metadata={"details": details})
         with replacing(self._file(".json")) as partial:
-            partial.write_text(json.dumps(artefact.details, indent=1))
+            partial.write_text(details)
 
     def link_to(self, target: Path) -> None:
         """The same artefact under another name, sharing its disk blocks where the file system can."""
@@ -117,7 +122,7 @@ class ArtefactsDataset(AbstractVersionedDataset[dict[str, ArtefactFile], dict[st
     def load(self) -> dict[str, ArtefactFile]:
         """Handles by run; tensors are read when they are needed."""
         folder = Path(self._get_load_path())
-        found = {file.stem: ArtefactFile(file.with_suffix("")) for file in sorted(folder.glob("*.json"))}
+        found = {file.stem: ArtefactFile(file.with_suffix("")) for file in sorted(folder.glob("*.safetensors"))}
         if not found:
             raise InputError(f"No model in {folder}")
         return found
@@ -127,7 +132,7 @@ class ArtefactsDataset(AbstractVersionedDataset[dict[str, ArtefactFile], dict[st
         folder = Path(self._get_save_path())
         for run, artefact in data.items():
             artefact.link_to(folder / run)
-        for file in folder.glob("*.json"):
+        for file in folder.glob("*.safetensors"):
             if file.stem not in data:
                 ArtefactFile(file.with_suffix("")).delete()
 

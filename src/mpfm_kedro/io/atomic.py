@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -27,7 +27,8 @@ def replacing(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise InputError(f"Cannot write {path}: {error.strerror or error}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder may not exist
+            partial.unlink()
 
 
 class _Atomic:

@@ -67,9 +67,17 @@ class StoreFolder:
         return {key: row for row, key in enumerate(self.keys())}
 
     def keys(self) -> list[str]:
-        """Keys of the complete rows; a half-written last line does not count."""
+        """Keys of the complete rows; a half-written last line, or a row whose numbers were lost, does not count."""
         file = self.folder / "keys.txt"
-        return file.read_text().split("\n")[:-1] if file.is_file() else []
+        if not file.is_file():
+            return []
+        rows = min((self.folder / name).stat().st_size // size for name, size in self.row_sizes.items())
+        return file.read_text().split("\n")[:-1][:rows]
+
+    @property
+    def row_sizes(self) -> dict[str, int]:
+        """Bytes of one row in each file of numbers."""
+        return {"pooled.f32": 4 * self.spec.pooled_size, "maps.f16": 2 * int(np.prod(self.spec.map_shape))}
 
     def missing(self, keys: Iterable[str]) -> list[str]:
         """Keys that are not in the store yet, in order, each once."""
@@ -116,12 +124,8 @@ class StoreWriter:
 
     def __init__(self, store: StoreFolder) -> None:
         written = store.keys()
-        rows = len(written)
-        sizes = {
-            "pooled.f32": rows * 4 * store.spec.pooled_size,
-            "maps.f16": rows * 2 * int(np.prod(store.spec.map_shape)),
-            "keys.txt": sum(len(key.encode()) + 1 for key in written),
-        }
+        sizes = {name: len(written) * size for name, size in store.row_sizes.items()}
+        sizes["keys.txt"] = sum(len(key.encode()) + 1 for key in written)
         self._files = []
         for name, size in sizes.items():
             file = (store.folder / name).open("ab")

@@ -19,14 +19,13 @@ logger = logging.getLogger(__name__)
 def plan_views(samples: pd.DataFrame, parameters: FeatureParameters) -> pd.DataFrame:
     """One row for each image that the backbone will see.
 
-    Every readable sample as it is; CutMix pseudo-anomalies (and turned views, if asked for) of training normals;
+    Every readable sample as it is; CutMix pseudo-anomalies of training normals;
     turned views of anomalies, any of which may become a known one.
     """
     readable = samples[samples["problem"] == ""]
     train, anomalies = readable[readable["split"] == "train"], readable[readable["split"] == "anomaly"]
     plan = [(readable, ORIGINAL)]
     plan += [(train, f"{CUTMIX}{number}") for number in range(parameters.cutmix_views)]
-    plan += [(train, view) for view in parameters.normal_views]
     plan += [(anomalies, view) for view in parameters.anomaly_views]
     columns = ["sample_id", "path", "crop", "content_hash"]
     return pd.concat([part[columns].assign(view=view) for part, view in plan], ignore_index=True)

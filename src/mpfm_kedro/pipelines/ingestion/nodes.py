@@ -19,6 +19,7 @@ from mpfm_kedro.sources.source import Counts
 logger = logging.getLogger(__name__)
 PLAIN_MODES = {"L", "RGB"}
 TEST_SHARE = 0.25
+MIN_TRAIN_NORMALS = 4
 NAMES_IN_A_LINE = 40
 
 
@@ -137,6 +138,7 @@ def drop_repeats(divided: pd.DataFrame, drop_duplicates: bool) -> pd.DataFrame:
     the same, no copy can be trusted and all are dropped.
     """
     if not drop_duplicates:
+        _refuse_empty_sides(divided)
         return divided
     usable = divided[divided["problem"] == ""].sort_values("sample_id")
     shown = content(usable)
@@ -162,11 +164,13 @@ def _names(samples: pd.DataFrame) -> str:
 
 def _refuse_empty_sides(samples: pd.DataFrame) -> None:
     for category, part in samples.groupby("category"):
-        left = set(part["split"][part["problem"] == ""])
-        for side in ("train", "test"):
-            if side not in left:
+        left = part["split"][part["problem"] == ""].value_counts()
+        for side, least in (("train", MIN_TRAIN_NORMALS), ("test", 1)):
+            if left.get(side, 0) < least:
                 name = f"{part['dataset'].iloc[0]} {category}".strip()
-                raise InputError(f"ingestion.drop_duplicates leaves no normal image of {name} to {side}")
+                raise InputError(
+                    f"{name}: {left.get(side, 0)} usable normal images are left to {side}, at least {least} are needed"
+                )
 
 
 def refuse_wrong_split(samples: pd.DataFrame) -> pd.DataFrame:

@@ -26,11 +26,13 @@ def make_general_runs(samples: pd.DataFrame, n_anomalies: Any, n_seeds: int) -> 
     rows = []
     for category, part in _readable(samples).groupby("category"):
         anomalies = _ids(part, "anomaly")
+        pools: dict[int, int] = {}  # by M; a pool that shrinks can make two of them one
         for wanted in _as_list(n_anomalies):
             pool = _pool_size(len(anomalies), wanted, str(category) or str(part["dataset"].iloc[0]))
+            pools.setdefault(min(wanted, pool), pool)
+        for known, pool in pools.items():
             for seed in range(n_seeds):
                 shuffled = np.random.default_rng(seed).permutation(anomalies)
-                known = min(wanted, pool)
                 rows.append(_run(part, "general", "", known, seed, shuffled[:known], shuffled[pool:]))
     return pd.DataFrame(rows)
 
@@ -57,6 +59,8 @@ def make_hard_runs(samples: pd.DataFrame, known_class: str, n_anomalies: Any, n_
                 for seed in range(n_seeds):
                     drawn = np.random.default_rng(seed).permutation(own)[:wanted]
                     rows.append(_run(part, "hard", known, wanted, seed, drawn, others))
+    if not rows and known_class == "all":
+        raise InputError("No category has two anomaly classes, which the hard setting needs: use general_setting")
     if not rows:
         raise InputError(
             f"Parameter 'known_class' = '{known_class}': no category has that class; "
@@ -80,7 +84,7 @@ def _ids(samples: pd.DataFrame, split: str) -> list[str]:
 
 
 def _as_list(value: int | list[int]) -> list[int]:
-    return [value] if isinstance(value, int) else list(value)
+    return [value] if isinstance(value, int) else list(dict.fromkeys(value))
 
 
 def _pool_size(available: int, wanted: int, name: str) -> int:

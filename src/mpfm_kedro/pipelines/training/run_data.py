@@ -33,7 +33,8 @@ def run_data(run: dict[str, Any], features: Features, held_back_share: float) ->
     n_held_back = max(1, round(held_back_share * len(normals)))
     held_back, fitted = normals[np.sort(order[:n_held_back])], normals[np.sort(order[n_held_back:])]
     cutmix = features.views(CUTMIX)
-    turned = [view for view in features.views("") if not view.startswith(CUTMIX)]
+    known = features.index["sample_id"].isin(run["known_anomalies"])
+    turned = sorted(features.index["view"][known].unique())
     return RunData(
         normals=select(features, fitted, [ORIGINAL]),
         pseudo=select(features, fitted, cutmix),
