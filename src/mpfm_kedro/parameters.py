@@ -112,6 +112,7 @@ class Parameters(Group):
     known_class: str
     n_anomalies: Annotated[list[Count], Field(min_length=1), BeforeValidator(_in_list)]
     n_seeds: Count
+    first_seed: Annotated[int, Field(ge=0)]
     image_size: Annotated[int, Field(ge=32, le=4096)]
     backbone: str
     device: Literal["auto", "cpu", "cuda"]

@@ -73,7 +73,7 @@ def test_an_artefact_that_does_not_fit_is_an_error(problem, change):
     "fresh",
     [
         False,
-        pytest.param(True, marks=pytest.mark.xfail(strict=True, reason="the whitening of patches is not contiguous")),
+        True,
     ],
 )
 def test_a_training_state_survives_files(make_problem, schedule, options, tmp_path, fresh):

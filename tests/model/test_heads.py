@@ -87,7 +87,6 @@ def test_local_score_takes_maps_as_they_are_stored(patches):
     torch.testing.assert_close(stored, exact, rtol=0.01, atol=0.02)
 
 
-@pytest.mark.xfail(strict=True, reason="equal scores at the start: the sign is learned from one arbitrary position")
 def test_printed_local_score_learns_a_bright_spot_from_any_draw():
     for seed in range(8):
         generator = torch.Generator().manual_seed(seed)

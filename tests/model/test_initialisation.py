@@ -190,7 +190,6 @@ def test_printed_prototypes_have_the_scale_of_their_inertia(make_problem):
 
 
 @pytest.mark.filterwarnings("ignore:Number of distinct clusters")
-@pytest.mark.xfail(strict=True, reason="an empty cluster gives a prototype of weight zero")
 def test_repeated_normals_leave_a_finite_model(make_rows):
     rng = np.random.default_rng(0)
     pooled = np.repeat(rng.normal(size=(6, 8)), 5, axis=0)

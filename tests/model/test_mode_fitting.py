@@ -35,7 +35,6 @@ def test_spectrum_is_that_of_the_covariance_with_fewer_or_more_samples_than_dime
     np.testing.assert_allclose(spectrum.mean, z.mean(0))
 
 
-@pytest.mark.xfail(strict=True, reason="null directions of the Gram matrix survive in single precision")
 def test_repeated_images_in_single_precision_leave_the_basis_orthonormal():
     for seed in range(5):
         z = np.random.default_rng(seed).normal(size=(40, 120)).astype(np.float32)

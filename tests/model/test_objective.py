@@ -78,7 +78,6 @@ def test_residual_score_trains_the_flow_and_its_head(terms):
     assert not {item for item in found if item.startswith(("local", "normality", "global"))}
 
 
-@pytest.mark.xfail(strict=True, reason="the deviation is differentiable in the prototype's mean")
 def test_residual_score_leaves_the_prototypes_alone(terms):
     model, term = terms
     assert not {item for item in reached(model, term("score_r")) if item.startswith("prototypes")}
@@ -196,3 +195,12 @@ def test_printed_information_has_the_other_sign(terms):
     _, term = terms
     repaired, printed = term("mim"), term("mim", printed_mutual_information=True)
     assert repaired.item() < 0 < printed.item()
+
+
+def test_push_moves_anomalies_and_not_the_normals_they_are_compared_with(problem, batch, options):
+    z = batch.z.clone().requires_grad_()
+    normal = batch.label == 0
+    _, push = flow_losses(problem.model, dataclasses.replace(batch, z=z), normal, options, generator())
+    push.backward()
+    assert z.grad[normal].abs().max() == 0
+    assert z.grad[~normal].abs().max() > 0

@@ -176,7 +176,6 @@ def test_printed_start_trains_too(make_problem, schedule, options, coupling):
     assert "velocity.mean.weight" in differing(before, weights(problem.model))
 
 
-@pytest.mark.xfail(strict=True, reason="all normals of a batch may be replaced")
 def test_a_batch_without_normals_is_never_drawn(problem, schedule):
     full = dataclasses.replace(schedule, pseudo_share=1.0)
     batch = draw_batch(problem.model, problem.training, full, torch.Generator(), CPU)

@@ -102,7 +102,9 @@ class LocalScore(nn.Module):
         if evidence is not None:
             return nn.functional.softplus(self.slope) * evidence.energy + evidence.patch @ self.weight + self.bias
         assert maps is not None
-        return self._top(self.heat_map(maps, torch.zeros(len(maps)))).values.mean(1)
+        scores = self.heat_map(maps, torch.zeros(len(maps)))
+        # While all positions score the same, the top ones are arbitrary: the sign is learned from all of them.
+        return self._top(scores).values.mean(1) if self.weight.any() else scores.mean((1, 2))
 
     def _top(self, scores: Tensor) -> torch.return_types.topk:
         flat = scores.flatten(1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from mpfm_kedro.model.mixture import PrototypeMixture
@@ -130,18 +132,25 @@ def fit_prototypes(
         logger.info("%d prototypes for %d normals are too many: %d are used", n_prototypes, len(psi), len(psi))
         n_prototypes = len(psi)
     if printed_start:
-        means = KMeans(n_prototypes, n_init=1, random_state=seed).fit(psi)
-        share = np.bincount(means.labels_, minlength=n_prototypes) / len(psi)
-        scale = float(np.sqrt(max(means.inertia_, 1e-12) / psi.size))
-        return PrototypeMixture(_tensor(means.cluster_centers_), _tensor(share), scale)
+        center, share, inertia = _cluster(psi, n_prototypes, seed)
+        return PrototypeMixture(_tensor(center), _tensor(share), float(np.sqrt(max(inertia, 1e-12) / psi.size)))
     centers, shares, volumes = [], [], []
     for j, number in enumerate(_allot(n_prototypes, fitted.labels, fitted.modes.n_modes)):
         own = psi[fitted.labels == j]
-        means = KMeans(number, n_init=1, random_state=seed).fit(own)
-        centers.append(means.cluster_centers_)
-        shares.append(np.bincount(means.labels_, minlength=number) / len(psi))
-        volumes.append(fitted.modes.log_det[j].repeat(number))
+        center, share, _ = _cluster(own, number, seed)
+        centers.append(center)
+        shares.append(share * len(own) / len(psi))
+        volumes.append(fitted.modes.log_det[j].repeat(len(center)))
     return PrototypeMixture(_tensor(np.concatenate(centers)), _tensor(np.concatenate(shares)), 1.0, torch.cat(volumes))
+
+
+def _cluster(psi: np.ndarray, number: int, seed: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Centres, shares and inertia of K-means++; clusters that repeated images leave empty are dropped."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters
+        means = KMeans(number, n_init=1, random_state=seed).fit(psi)
+    size = np.bincount(means.labels_, minlength=number)
+    return means.cluster_centers_[size > 0], size[size > 0] / len(psi), float(means.inertia_)
 
 
 def _allot(n_prototypes: int, labels: np.ndarray, n_modes: int) -> list[int]:

@@ -34,15 +34,18 @@ class PrototypeMixture(nn.Module):
         """π (K,)."""
         return self.logit.softmax(0)
 
-    def components(self, x: Tensor) -> Tensor:
-        """Log π_k N(x; μ_k, s² I): (B, d) → (B, K)."""
-        d = x.shape[1]
+    def log_density(self, x: Tensor) -> Tensor:
+        """log N(x; μ_k, s² I): (B, d) → (B, K)."""
         squared = x.square().sum(1, keepdim=True) - 2 * x @ self.mean.T + self.mean.square().sum(1)
-        constant = d * (self.scale.log() + 0.5 * math.log(2 * math.pi))
-        return self.logit.log_softmax(0) - 0.5 * squared.clamp_min(0) / self.scale.square() - constant
+        constant = x.shape[1] * (self.scale.log() + 0.5 * math.log(2 * math.pi))
+        return -0.5 * squared.clamp_min(0) / self.scale.square() - constant
+
+    def components(self, x: Tensor) -> Tensor:
+        """log π_k N(x; μ_k, s² I): (B, d) → (B, K)."""
+        return self.logit.log_softmax(0) + self.log_density(x)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """Log Σ_k π_k N(x; μ_k, s² I) |det A_k|: the density of the feature that was moved to x, (B, d) → (B,)."""
+        """log Σ_k π_k N(x; μ_k, s² I) |det A_k|: the density of the feature that was moved to x, (B, d) → (B,)."""
         return (self.components(x) + self.log_volume).logsumexp(1)
 
     def posterior(self, x: Tensor, sharpness: float | None = None) -> Tensor:
@@ -51,16 +54,12 @@ class PrototypeMixture(nn.Module):
         In high dimension posteriors are one-hot and carry no gradient. With ``sharpness`` b the log-likelihood
         counts per dimension, times b: p ∝ π_k N(x; μ_k, s² I)^{b/d}.
         """
-        log_prior = self.logit.log_softmax(0)
-        joint = self.components(x)
-        if sharpness is not None:
-            joint = log_prior + (joint - log_prior) * (sharpness / x.shape[1])
-        return joint.softmax(1)
+        power = 1.0 if sharpness is None else sharpness / x.shape[1]
+        return (self.logit.log_softmax(0) + power * self.log_density(x)).softmax(1)
 
     def deviation(self, x: Tensor) -> Tensor:
-        """(x − μ_{c*}) / s with c* the most probable prototype: (B, d) → (B, d)."""
-        log_density = self.components(x) - self.logit.log_softmax(0)
-        return (x - self.mean[log_density.argmax(1)]) / self.scale
+        """(x − μ_{c*}) / s with c* the most probable prototype, which does not follow its deviations: (B, d) → (B, d)."""
+        return (x - self.mean.detach()[self.log_density(x).argmax(1)]) / self.scale
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw z_T ~ P_GM, (n, d)."""

@@ -18,6 +18,7 @@ from mpfm_kedro.model.modes import Modes
 SHRINKAGES = np.geomspace(0.003, 0.9, 14)
 FOLDS = 5
 STABLE = 0.9
+MIN_HELD_OUT = 10  # fewer cannot tell whether two partitions agree
 STABILITY_DRAWS = 4
 MIN_VARIANCE_SHARE = 0.02
 
@@ -34,6 +35,7 @@ class Spectrum:
     def of(cls, z: np.ndarray) -> Spectrum:
         """Of the rows of z (n, d); by the smaller of covariance and Gram matrix."""
         n, d = z.shape
+        z = z.astype(np.float64)  # in single precision null directions survive the threshold below
         mean = z.mean(0)
         offset = z - mean
         if n > d:
@@ -83,6 +85,8 @@ def fit_modes(
     """
     fitted = _fit_partition(z, np.zeros(len(z), dtype=int), held_out)
     tried = [{"n_modes": 1, "stability": 1.0, "held_out_likelihood": fitted.held_out_likelihood}]
+    if len(held_out) < MIN_HELD_OUT:
+        max_modes = 1
     for n_modes in range(2, min(max_modes, len(z) // min_mode_size) + 1):
         labels = KMeans(n_modes, n_init=4, random_state=seed).fit_predict(z)
         if not _are_modes(z, labels, min_mode_size):

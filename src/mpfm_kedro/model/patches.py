@@ -28,7 +28,7 @@ class PatchModes(nn.Module):
     def __init__(self, mean: Tensor, whitening: Tensor) -> None:
         super().__init__()
         self.register_buffer("mean", mean.float())
-        self.register_buffer("whitening", whitening.float())
+        self.register_buffer("whitening", whitening.float().contiguous())
 
     def energy(self, maps: Tensor, mode: Tensor) -> Tensor:
         """(v − m_j)ᵀ Σ_j^{-1} (v − m_j) / C at each position: (B, C, H', W') of modes j (B,) → (B, H', W')."""

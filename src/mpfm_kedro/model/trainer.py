@@ -158,7 +158,8 @@ def draw_batch(
     model: MPFM, data: TrainingSet, schedule: Schedule, generator: torch.Generator, device: torch.device
 ) -> Batch:
     """Normals, a share of them replaced by pseudo-anomalies, and known anomalies in random views."""
-    n_pseudo = round(schedule.pseudo_share * schedule.normals_per_batch) if len(data.pseudo.rows) else 0
+    n_pseudo = min(round(schedule.pseudo_share * schedule.normals_per_batch), schedule.normals_per_batch - 1)
+    n_pseudo = n_pseudo if len(data.pseudo.rows) else 0
     n_known = schedule.anomalies_per_batch if len(data.anomalies.rows) else 0
     sizes = (schedule.normals_per_batch - n_pseudo, n_pseudo, n_known)
     pieces = []

@@ -16,7 +16,7 @@ POOL = 10
 MIN_CLASS_SIZE = 10
 
 
-def make_general_runs(samples: pd.DataFrame, n_anomalies: Any, n_seeds: int) -> pd.DataFrame:
+def make_general_runs(samples: pd.DataFrame, n_anomalies: Any, n_seeds: int, first_seed: int = 0) -> pd.DataFrame:
     """General setting: known anomalies drawn from all classes.
 
     All anomalies are shuffled with the run's seed; the first ten are the pool that the known ones come from. The
@@ -31,13 +31,15 @@ def make_general_runs(samples: pd.DataFrame, n_anomalies: Any, n_seeds: int) -> 
             pool = _pool_size(len(anomalies), wanted, str(category) or str(part["dataset"].iloc[0]))
             pools.setdefault(min(wanted, pool), pool)
         for known, pool in pools.items():
-            for seed in range(n_seeds):
+            for seed in range(first_seed, first_seed + n_seeds):
                 shuffled = np.random.default_rng(seed).permutation(anomalies)
                 rows.append(_run(part, "general", "", known, seed, shuffled[:known], shuffled[pool:]))
     return pd.DataFrame(rows)
 
 
-def make_hard_runs(samples: pd.DataFrame, known_class: str, n_anomalies: Any, n_seeds: int) -> pd.DataFrame:
+def make_hard_runs(
+    samples: pd.DataFrame, known_class: str, n_anomalies: Any, n_seeds: int, first_seed: int = 0
+) -> pd.DataFrame:
     """Hard setting: known anomalies of one class, tested on all the other classes.
 
     Each class with at least ten samples is the known one in turn, or only ``known_class``; the whole known class
@@ -56,7 +58,7 @@ def make_hard_runs(samples: pd.DataFrame, known_class: str, n_anomalies: Any, n_
             for wanted in _as_list(n_anomalies):
                 if wanted > len(own):
                     raise InputError(f"Parameter 'n_anomalies' = {wanted}: class '{known}' of {name} has {len(own)}")
-                for seed in range(n_seeds):
+                for seed in range(first_seed, first_seed + n_seeds):
                     drawn = np.random.default_rng(seed).permutation(own)[:wanted]
                     rows.append(_run(part, "hard", known, wanted, seed, drawn, others))
     if not rows and known_class == "all":

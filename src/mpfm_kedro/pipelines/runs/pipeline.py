@@ -12,14 +12,14 @@ def create_pipeline(setting: str = "hard", **_: object) -> Pipeline:
     if setting == "general":
         make = node(
             make_general_runs,
-            ["samples", "params:n_anomalies", "params:n_seeds"],
+            ["samples", "params:n_anomalies", "params:n_seeds", "params:first_seed"],
             "runs",
             name="make_general_runs",
         )
     else:
         make = node(
             make_hard_runs,
-            ["samples", "params:known_class", "params:n_anomalies", "params:n_seeds"],
+            ["samples", "params:known_class", "params:n_anomalies", "params:n_seeds", "params:first_seed"],
             "runs",
             name="make_hard_runs",
         )

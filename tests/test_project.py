@@ -1,0 +1,169 @@
+"""The whole project: real pipelines in the test environment, through KedroSession and through the command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
+
+from mpfm_kedro.errors import InputError
+
+PROJECT = Path(__file__).parents[1]
+SUMMARY = "dataset category method known_class n_anomalies auc_mean auc_std ap_mean ap_std n_seeds".split()
+
+
+def run(pipeline: str, tmp_path: Path, **parameters: object) -> Path:
+    """Run a pipeline in the test environment; returns the output folder."""
+    bootstrap_project(PROJECT)
+    roots = {"data_root": str(tmp_path / "raw"), "output_root": str(tmp_path / "out")}
+    with KedroSession.create(PROJECT, env="test", runtime_params={**roots, **parameters}) as session:
+        session.run(pipeline_names=[pipeline])
+    return tmp_path / "out"
+
+
+def command(*arguments: str) -> list[str]:
+    return [str(Path(sys.executable).with_name("kedro")), *arguments]
+
+
+def typed(pipeline: str, tmp_path: Path, *more: str, env: str = "test") -> list[str]:
+    """The command line that runs a pipeline with its folders below ``tmp_path``."""
+    roots = [f"data_root={tmp_path / 'raw'}", f"output_root={tmp_path / 'out'}"]
+    return command("run", f"--env={env}", f"--pipeline={pipeline}", "--params=" + ",".join([*roots, *more]))
+
+
+@pytest.fixture(scope="module")
+def hard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run("hard_setting", tmp_path_factory.mktemp("hard"))
+
+
+def test_hard_setting_keeps_the_contracts(hard: Path):
+    summary = pd.read_csv(hard / "08_reporting/made/hard/summary.csv")
+    assert summary.columns.tolist() == SUMMARY
+    assert set(summary["known_class"]) == {"spot", "scratch", "mean"}
+    assert set(summary["method"]) == {"MPFM", "MPFM, 0 iterations"}
+    assert summary["auc_mean"].between(0, 1).all()
+    runs = pd.read_csv(hard / "08_reporting/made/hard/runs.csv")
+    assert len(runs) == 2 * 2 * 2  # classes x seeds x methods
+    assert {"run", "method", "seed", "auc", "ap", "seconds"} <= set(runs.columns)
+    scores = pd.read_parquet(hard / "07_model_output/made/hard/scores.parquet")
+    parts = ["score_g", "score_a", "score_r", "score_n"]
+    assert {"run", "method", "sample", "label", "score", *parts} <= set(scores.columns)
+    assert scores[["score", *parts]].notna().all().all()
+
+
+def test_no_test_sample_reaches_training_in_any_run(hard: Path):
+    for runs in [pd.read_parquet(hard / "05_model_input/made/hard/runs.parquet")]:
+        for row in runs.to_dict("records"):
+            learned = {*row["train_normals"], *row["known_anomalies"]}
+            assert not learned & {*row["test_normals"], *row["test_anomalies"]}
+
+
+def test_every_result_is_kept_in_the_history(hard: Path):
+    for name in ("summary.csv", "runs.csv", "scores.parquet", "report.html", "models"):
+        (version,) = (hard / "history/made/hard" / name).iterdir()
+        assert (version / name).exists()
+
+
+def test_pictures_and_page_are_there(hard: Path):
+    folder = hard / "08_reporting/made/hard"
+    for name in ("roc_curves", "score_histograms", "loss_curves", "prototype_usage"):
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert "MPFM on made" in (folder / "report.html").read_text()
+    assert (hard / "08_reporting/made/contact_sheet.png").exists()
+
+
+def test_repetition_gives_the_same_scores(hard: Path, tmp_path: Path):
+    again = run("hard_setting", tmp_path)
+    name = "07_model_output/made/hard/scores.parquet"
+    pd.testing.assert_frame_equal(pd.read_parquet(hard / name), pd.read_parquet(again / name))
+
+
+def test_general_setting_with_one_anomaly(tmp_path: Path):
+    out = run("general_setting", tmp_path, n_anomalies=1, n_seeds=1)
+    summary = pd.read_csv(out / "08_reporting/made/general/summary.csv", keep_default_na=False)
+    assert summary["known_class"].tolist() == ["", ""]
+    assert summary["n_anomalies"].tolist() == [1, 1]
+
+
+def test_printed_form_of_every_repair_runs(tmp_path: Path):
+    names = ["mutual_information", "normality_target", "coupling", "transport_start", "fusion"]
+    repairs = dict.fromkeys(names, "printed")
+    out = run("hard_setting", tmp_path, n_seeds=1, repairs=repairs, training={"transport_steps": 4})
+    summary = pd.read_csv(out / "08_reporting/made/hard/summary.csv")
+    assert summary["auc_mean"].notna().all()
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "parameters", "message"),
+    [
+        ("hard_setting", {"dataset": "maid"}, "Did you mean 'made'"),
+        ("hard_setting", {"known_class": "dent"}, "known_class"),
+        ("hard_setting", {"n_anomalies": 13}, "has 12"),
+        ("hard_setting", {"backbone": "resnet81"}, "resnet"),
+        ("hard_setting", {"features": {"layers": ["layer9"]}}, "layer9"),
+        ("hard_setting", {"device": "cuda"}, "cuda"),
+        ("hard_setting", {"dataset": "brainmri"}, "brainmri"),
+    ],
+)
+def test_bad_input_is_refused_with_a_clear_message(pipeline, parameters, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        run(pipeline, tmp_path, **parameters)
+
+
+def test_output_folder_that_cannot_be_written_is_named(tmp_path: Path):
+    (tmp_path / "out").write_text("a file where a folder should be")
+    with pytest.raises(InputError, match="out"):
+        run("ingestion", tmp_path)
+
+
+def test_command_line_runs_the_hard_setting_by_both_names(tmp_path: Path):
+    shown = subprocess.run(typed("hard_setting", tmp_path, "n_seeds=1"), cwd=PROJECT, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    assert "mean" in shown.stderr and "± " in shown.stderr  # the summary table at the end
+    other = [part.replace("--pipeline=", "--pipelines=") for part in typed("hard_setting", tmp_path, "n_seeds=1")]
+    assert subprocess.run(other, cwd=PROJECT, capture_output=True).returncode == 0
+
+
+def test_killed_run_goes_on_and_gives_the_same_result(hard: Path, tmp_path: Path):
+    """Kill in the middle of extraction and of training, each as soon as there is something to go on from."""
+    slow = "training.epochs=40"
+    undisturbed = run("hard_setting", tmp_path / "calm", n_seeds=1, training={"epochs": 40})
+    store, cache = tmp_path / "out/04_feature/store", tmp_path / "out/cache/runs"
+    _kill_when(typed("hard_setting", tmp_path, "n_seeds=1", slow), lambda: _lines(store) >= 16)
+    rows = _lines(store)
+    assert 16 <= rows < 108  # interrupted before the end
+    _kill_when(typed("hard_setting", tmp_path, "n_seeds=1", slow), lambda: any(cache.glob("checkpoint-*.safetensors")))
+    assert not any(cache.glob("model-*.safetensors"))
+    final = subprocess.run(
+        typed("hard_setting", tmp_path, "n_seeds=1", slow), cwd=PROJECT, capture_output=True, text=True
+    )
+    assert final.returncode == 0, final.stderr
+    name = "07_model_output/made/hard/scores.parquet"
+    pd.testing.assert_frame_equal(
+        pd.read_parquet(undisturbed / name), pd.read_parquet(tmp_path / "out" / name), rtol=1e-4, atol=1e-5
+    )
+
+
+def _lines(store: Path) -> int:
+    return sum(file.read_bytes().count(b"\n") for file in store.glob("*/keys.txt"))
+
+
+def _kill_when(arguments: list[str], reached) -> None:
+    process = subprocess.Popen(
+        arguments, cwd=PROJECT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while not reached():
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
