@@ -20,7 +20,7 @@ from torchvision.models import resnet18
 from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract
 from mpfm_kedro.io.images import ImageLoader
 from mpfm_kedro.model.heads import LinearScore, LocalScore
-from mpfm_kedro.model.initialisation import initialise, move
+from mpfm_kedro.model.initialisation import build, initialise, move
 from mpfm_kedro.model.mpfm import MPFM
 from mpfm_kedro.model.objective import Options, losses
 from mpfm_kedro.model.trainer import FeatureRows, Moved, Schedule, TrainingSet, draw_batch
@@ -77,17 +77,7 @@ def made_model(side: int, n: int = 900) -> tuple[MPFM, TrainingSet]:
     """The default model with K = 32 on features of the default backbone."""
     normals, held_back, anomalies = (made_rows(k, 2304, 384, side, k) for k in (n, 230, 40))
     init = initialise(normals, held_back, n_prototypes=32, max_modes=4, min_mode_size=50, seed=0)
-    model = MPFM(
-        init.standardiser,
-        init.fitted.modes,
-        init.prototypes,
-        init.global_center,
-        init.global_spread,
-        hidden=128,
-        transport_steps=1,
-        top_share=0.05,
-        patches=init.patches,
-    )
+    model = build(init, normals, hidden=128, transport_steps=1, top_share=0.05, seed=0)
     moved = []
     for rows in (normals, normals, anomalies):
         start = move(model.modes, model.z(torch.from_numpy(rows.pooled)).numpy())

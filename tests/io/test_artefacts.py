@@ -1,7 +1,9 @@
-"""Models on disk: pairs of files, a cache keyed by digest, a folder in the catalog, a history."""
+"""Models on disk: one file and a copy of its details for people, a cache keyed by digest, a folder in the catalog."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,12 +33,32 @@ def test_artefact_comes_back(tmp_path):
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["run.v1-M10.json", "run.v1-M10.safetensors"]
 
 
-@pytest.mark.parametrize("lost", [".json", ".safetensors"])
-def test_half_an_artefact_does_not_exist(lost, tmp_path):
-    file = saved(tmp_path / "run")
+def test_artefact_is_the_file_of_its_tensors(tmp_path):
+    file = saved(tmp_path / "run", 0.5)
+    assert json.loads((tmp_path / "run.json").read_text()) == file.details()
+    (tmp_path / "run.json").write_text("notes of a reader")
+    assert file.details() == artefact(0.5).details
+    (tmp_path / "run.json").unlink()
     assert file.exists()
-    (tmp_path / f"run{lost}").unlink()
+    assert file.load().details == artefact(0.5).details
+    (tmp_path / "run.safetensors").unlink()
     assert not file.exists()
+
+
+def test_copy_for_people_alone_is_no_artefact(tmp_path):
+    file = saved(tmp_path / "run")
+    (tmp_path / "run.safetensors").unlink()
+    assert not file.exists()
+    with pytest.raises(InputError, match="No model in"):
+        ArtefactsDataset(str(tmp_path)).load()
+
+
+def test_digest_passes_over_the_details(tmp_path):
+    one, other = ArtefactFile(tmp_path / "one"), ArtefactFile(tmp_path / "other")
+    one.save(artefact(1.0))
+    other.save(replace(artefact(1.0), details={"seconds": 12.5}))
+    assert one.digest() == other.digest()
+    assert one.details() != other.details()
 
 
 def test_digest_names_the_tensors(tmp_path):

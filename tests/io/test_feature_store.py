@@ -24,7 +24,7 @@ from mpfm_kedro.io.feature_store import (
     StoreFolder,
 )
 
-SPEC = FeatureSpec("resnet18", "digest", 64, ("layer3", "layer4"), "layer4", ("mean",), 3, (2, 1, 2))
+SPEC = FeatureSpec("resnet18", "digest", 64, ("layer3", "layer4"), ("layer4",), ("mean",), 3, (2, 1, 2))
 
 
 def numbers(keys: list[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -190,9 +190,8 @@ def test_one_line_where_train_and_test_share_images(caplog):
 
 
 def test_no_line_where_nothing_is_shared_or_all_of_it_is_dropped(caplog):
-    samples = table(
-        sample_id=list("abcd"), split=["train", "test", "test", "anomaly"], content_hash=["1", "1", "3", "2"]
-    )
+    splits = ["train", "test", "test", "anomaly", "train", "train", "train"]
+    samples = table(sample_id=list("abcdefg"), split=splits, content_hash=list("1132456"))
     dropped = drop_repeats(samples, True)
     caplog.clear()
     audit = audited(dropped)

@@ -90,35 +90,56 @@ def divided(contents: str, splits: list[str]) -> pd.DataFrame:
 
 
 def test_without_the_option_nothing_is_dropped():
-    samples = divided("112", ["train", "test", "anomaly"])
+    samples = divided("111112", ["train"] * 4 + ["test", "anomaly"])
     pd.testing.assert_frame_equal(drop_repeats(samples, False), samples)
 
 
 def test_first_of_each_set_is_kept(caplog):
-    samples = divided("112133", ["train", "test", "test", "train", "anomaly", "anomaly"])
+    samples = divided("112133456", ["train", "test", "test", "train", "anomaly", "anomaly"] + ["train"] * 3)
     dropped = drop_repeats(samples, True)
-    assert dropped["sample_id"][dropped["problem"] == ""].tolist() == ["000", "002", "004"]
+    assert dropped["sample_id"][dropped["problem"] == ""].tolist() == ["000", "002", "004", "006", "007", "008"]
     assert dropped["problem"][1] == f"{DROPPED}repeats 000"
-    assert "dropped: 3 of 6: 001, 003, 005" in caplog.text
+    assert "dropped: 3 of 9: 001, 003, 005" in caplog.text
     pd.testing.assert_frame_equal(dropped.drop(columns="problem"), samples.drop(columns="problem"))
 
 
 def test_copies_of_both_labels_are_all_dropped(caplog):
-    dropped = drop_repeats(divided("1231", ["train", "train", "test", "anomaly"]), True)
-    assert dropped["sample_id"][dropped["problem"] == ""].tolist() == ["001", "002"]
+    dropped = drop_repeats(divided("1231456", ["train", "train", "test", "anomaly"] + ["train"] * 3), True)
+    assert dropped["sample_id"][dropped["problem"] == ""].tolist() == ["001", "002", "004", "005", "006"]
     errors = [record.message for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1
     assert "000, 003" in errors[0]
 
 
 def test_unreadable_images_are_left_as_they_are():
-    samples = divided("1123", ["train", "train", "train", "test"]).assign(problem=["broken", "", "", ""])
-    assert drop_repeats(samples, True)["problem"].tolist() == ["broken", "", "", ""]
+    samples = divided("112345", ["train"] * 5 + ["test"]).assign(problem=["broken"] + [""] * 5)
+    assert drop_repeats(samples, True)["problem"].tolist() == ["broken"] + [""] * 5
 
 
 def test_nothing_left_to_test_is_an_error():
-    with pytest.raises(InputError, match="leaves no normal image of sdd to test"):
-        drop_repeats(divided("121", ["train", "train", "test"]), True)
+    samples = divided("12341", ["train"] * 4 + ["test"])
+    assert drop_repeats(samples, False) is samples
+    with pytest.raises(InputError, match="sdd: 0 usable normal images are left to test, at least 1 are needed"):
+        drop_repeats(samples, True)
+
+
+@pytest.mark.parametrize("drop_duplicates", [False, True])
+@pytest.mark.parametrize(
+    ("broken", "message"), [(0, "sdd: 3 .* left to train, at least 4"), (4, "sdd: 0 .* left to test, at least 1")]
+)
+def test_unreadable_images_count_for_neither_side(broken, message, drop_duplicates):
+    samples = divided("12345", ["train"] * 4 + ["test"])
+    assert (drop_repeats(samples, drop_duplicates)["problem"] == "").all()
+    samples.loc[broken, "problem"] = "broken"
+    with pytest.raises(InputError, match=message):
+        drop_repeats(samples, drop_duplicates)
+
+
+def test_each_category_needs_its_own_normals():
+    enough = divided("12345", ["train"] * 4 + ["test"]).assign(category="nut")
+    few = divided("6789", ["train"] * 3 + ["test"]).assign(category="tile")
+    with pytest.raises(InputError, match="sdd tile: 3 usable normal images are left to train, at least 4 are needed"):
+        drop_repeats(pd.concat([enough, few], ignore_index=True), False)
 
 
 RUN = {

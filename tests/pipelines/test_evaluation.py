@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from mpfm_kedro.io.artefacts import ArtefactFile
+from mpfm_kedro.model.artefact import Artefact
 from mpfm_kedro.pipelines.evaluation.nodes import measure_runs, summarise
 
 CONTRACT = [
@@ -32,9 +33,9 @@ METHODS = ["MPFM", "MPFM, 0 iterations"]
 
 
 def model(path: Path, seconds: float) -> ArtefactFile:
-    path.parent.mkdir(exist_ok=True)
-    path.with_suffix(".json").write_text(json.dumps({"seconds": seconds}))
-    return ArtefactFile(path)
+    file = ArtefactFile(path)
+    file.save(Artefact({"weight": torch.zeros(1)}, {"seconds": seconds}))
+    return file
 
 
 def test_metrics_of_a_run_are_scikit_learn_s(tmp_path):

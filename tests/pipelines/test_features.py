@@ -15,6 +15,7 @@ import yaml
 from PIL import Image
 from torchvision.models import get_model
 
+from mpfm_kedro.backbones.extraction import Backbone
 from mpfm_kedro.backbones.weights import digest
 from mpfm_kedro.io.backbone_weights import BackboneWeights
 from mpfm_kedro.io.feature_store import Features, FeatureStore, StoreWriter
@@ -24,7 +25,13 @@ from mpfm_kedro.pipelines.features.nodes import extract_features, plan_views
 
 CONF = Path(__file__).parents[2] / "conf" / "base"
 BASE = yaml.safe_load((CONF / "parameters_features.yml").read_text())["features"]
-SMALL = {"layers": ["features.3"], "statistics": ["mean", "std"], "batch_size": 2, "workers": 0}
+SMALL = {
+    "layers": ["features.3"],
+    "map_layers": ["features.1", "features.4"],
+    "statistics": ["mean", "std"],
+    "batch_size": 2,
+    "workers": 0,
+}
 NAME = "squeezenet1_1"  # small
 SIZE = 32
 
@@ -124,12 +131,24 @@ def reads(monkeypatch) -> list[str]:
 def test_rows_are_those_of_their_own_image_and_view(images, weights, tmp_path):
     pooled, maps = by_view(run(images, weights, tmp_path / "a"))
     assert pooled.shape == (14, 256)
-    assert maps.shape == (14, 128, 7, 7)
+    assert maps.shape == (14, 64 + 128, 7, 7)  # both layers at the resolution of the last one
     assert len(np.unique(pooled, axis=0)) == 14
     alone = replace(images, folder=tmp_path / "alone")
     alone.folder.mkdir()
     (alone.folder / "3.png").write_bytes((images.folder / "3.png").read_bytes())
-    np.testing.assert_allclose(by_view(run(alone, weights, tmp_path / "b"))[0], pooled[6:8], rtol=1e-4, atol=1e-4)
+    pooled_alone, maps_alone = by_view(run(alone, weights, tmp_path / "b"))
+    np.testing.assert_allclose(pooled_alone, pooled[6:8], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(maps_alone, maps[6:8], rtol=2e-3, atol=1e-3)
+
+
+def test_rows_are_those_of_the_backbone(images, weights, tmp_path):
+    features = run(images, weights, tmp_path / "store")
+    backbone = Backbone(NAME, weights.tensors, SMALL["layers"], SMALL["map_layers"])
+    image = images.read("3.png").resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+    expected = backbone.features(torch.from_numpy(np.array(image)).permute(2, 0, 1)[None], SMALL["statistics"])
+    (row,) = features.rows(["3"])
+    np.testing.assert_allclose(features.store.pooled[row], expected[0][0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(features.store.maps[row], expected[1][0], rtol=2e-3, atol=1e-3)
 
 
 def test_nothing_is_computed_twice(images, weights, tmp_path, reads):
@@ -185,6 +204,7 @@ def test_another_backbone_size_or_image_is_never_mistaken(images, weights, tmp_p
         {"weights": squeezenet(1)},
         {"size": 40},
         {"layers": ["features.4"]},
+        {"map_layers": ["features.3"]},
         {"statistics": ["max", "std"]},
     ):
         reads.clear()

@@ -19,7 +19,7 @@ from mpfm_kedro.pipelines.features.nodes import plan_views
 from mpfm_kedro.pipelines.runs.nodes import make_general_runs, make_hard_runs, records
 from mpfm_kedro.pipelines.training.run_data import RunData, content_key, run_data
 
-SPEC = FeatureSpec("resnet18", "digest", 64, ("layer4",), "layer4", ("mean",), 2, (1, 1, 1))
+SPEC = FeatureSpec("resnet18", "digest", 64, ("layer4",), ("layer4",), ("mean",), 2, (1, 1, 1))
 PARTS = ["normals", "pseudo", "anomalies", "held_back", "held_back_pseudo"]
 
 
@@ -115,13 +115,15 @@ def test_held_back_normals_follow_the_seed(tmp_path):
     assert run_data(second, features, 0.2).held_back.rows.tolist() != again
 
 
-@pytest.mark.parametrize("normal_views", [["hflip"], ["rot90", "vflip"]])
-def test_views_of_normals_need_not_be_those_of_anomalies(normal_views, tmp_path):
-    features = fake_features(SAMPLES, tmp_path, normal_views=normal_views)
+@pytest.mark.parametrize("anomaly_views", [[], ["hflip"], ["rot90", "vflip", "rot180"]])
+def test_only_anomalies_are_turned(anomaly_views, tmp_path):
+    features = fake_features(SAMPLES, tmp_path, anomaly_views=anomaly_views)
     (run,) = hard_runs()
     data = run_data(run, features, 0.2)
     check_parts(run, data, features)
-    assert len(data.anomalies) == 3 * len(run["known_anomalies"])
+    owner = owners(features)
+    assert {owner[row][1] for row in data.anomalies.rows} == {"original", *anomaly_views}
+    assert len(data.anomalies) == (1 + len(anomaly_views)) * len(run["known_anomalies"])
 
 
 def test_key_of_a_run_names_what_it_learns_from(tmp_path):

@@ -54,9 +54,9 @@ class LocalEvidence(NamedTuple):
 class LocalScore(nn.Module):
     """M_a scores every position of F; S_a is the mean over the top share of the positions.
 
-    A position's score is softplus(α) · energy, its distance from the normals' patches, plus a learned 1×1 convolution
-    that is zero at the start. The positions with the highest energy are averaged; which ones does not depend on
-    what is learned, so their means are all that training needs. Without patch modes (the printed form) the score is
+    A position's score is softplus(α) · energy, its distance from the normals' patches in units of the normal images'
+    spread, plus a learned 1×1 convolution that is zero at the start. The positions with the highest energy are
+    averaged; which ones does not depend on what is learned, so their means are all that training needs. Without patch modes (the printed form) the score is
     the convolution alone and the top positions are those of that score.
 
     Args:
@@ -68,9 +68,13 @@ class LocalScore(nn.Module):
 
     center: Tensor
     spread: Tensor
+    energy_center: Tensor
+    energy_spread: Tensor
 
     def __init__(self, center: Tensor, spread: Tensor, top_share: float, patches: PatchModes | None = None) -> None:
         super().__init__()
+        self.register_buffer("energy_center", torch.tensor(0.0))
+        self.register_buffer("energy_spread", torch.tensor(1.0))
         self.register_buffer("center", center.float())
         self.register_buffer("spread", spread.float())
         self.top_share = top_share
@@ -79,6 +83,11 @@ class LocalScore(nn.Module):
         self.weight = nn.Parameter(torch.zeros(len(center)))
         self.bias = nn.Parameter(torch.zeros(()))
 
+    def standardise_energy(self, of_normals: Tensor) -> None:
+        """Take centre and spread of the energy of training normals (n,) as its zero and unit."""
+        self.energy_center.copy_(of_normals.mean())
+        self.energy_spread.copy_(of_normals.std(correction=0).clamp_min(1e-6))
+
     def evidence(self, maps: Tensor, mode: Tensor) -> LocalEvidence | None:
         """What no training changes: (B, C, H', W') and modes (B,) → means over the top positions."""
         if self.patches is None:
@@ -86,7 +95,7 @@ class LocalScore(nn.Module):
         top = self._top(self.patches.energy(maps, mode))
         index = top.indices[:, None].expand(-1, maps.shape[1], -1)
         patch = smooth(maps).flatten(2).gather(2, index).mean(2)
-        return LocalEvidence(top.values.mean(1), (patch - self.center) / self.spread)
+        return LocalEvidence(self._standardised(top.values.mean(1)), (patch - self.center) / self.spread)
 
     def heat_map(self, maps: Tensor, mode: Tensor) -> Tensor:
         """The score of each position: (B, C, H', W') and modes (B,) → (B, H', W')."""
@@ -94,7 +103,7 @@ class LocalScore(nn.Module):
         source = maps.float() if self.patches is None else smooth(maps)
         scores = torch.einsum("c,bchw->bhw", weight, source) + self.bias - weight @ self.center
         if self.patches is not None:
-            scores = scores + nn.functional.softplus(self.slope) * self.patches.energy(maps, mode)
+            scores = scores + nn.functional.softplus(self.slope) * self._standardised(self.patches.energy(maps, mode))
         return scores
 
     def forward(self, maps: Tensor | None, evidence: LocalEvidence | None) -> Tensor:
@@ -105,6 +114,9 @@ class LocalScore(nn.Module):
         scores = self.heat_map(maps, torch.zeros(len(maps)))
         # While all positions score the same, the top ones are arbitrary: the sign is learned from all of them.
         return self._top(scores).values.mean(1) if self.weight.any() else scores.mean((1, 2))
+
+    def _standardised(self, energy: Tensor) -> Tensor:
+        return (energy - self.energy_center) / self.energy_spread
 
     def _top(self, scores: Tensor) -> torch.return_types.topk:
         flat = scores.flatten(1)

@@ -16,7 +16,7 @@ from torch import Tensor
 from mpfm_kedro.model.mixture import PrototypeMixture
 from mpfm_kedro.model.mode_fitting import FittedModes, fit_modes, folds, modes_without_fold
 from mpfm_kedro.model.modes import Modes, Start
-from mpfm_kedro.model.mpfm import Standardiser
+from mpfm_kedro.model.mpfm import MPFM, Standardiser
 from mpfm_kedro.model.patches import PatchModes, fit_patch_modes
 from mpfm_kedro.model.trainer import FeatureRows
 
@@ -69,6 +69,30 @@ def initialise(
         nll = -prototypes.log_prob(psi).numpy() / z.shape[1]
     patches = None if printed_start else fit_patch_modes(_map_batches(normals, fitted.labels), fitted.modes.n_modes)
     return Initialisation(standardiser, fitted, tried, prototypes, patches, float(nll.mean()), float(nll.std()))
+
+
+def build(
+    init: Initialisation, normals: FeatureRows, hidden: int, transport_steps: int, top_share: float, seed: int
+) -> MPFM:
+    """The model before training; the network's first weights come from the seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = MPFM(
+            init.standardiser,
+            init.fitted.modes,
+            init.prototypes,
+            init.global_center,
+            init.global_spread,
+            hidden,
+            transport_steps,
+            top_share,
+            init.patches,
+            printed_start=init.patches is None,
+        )
+    evidence = [model.local_score.evidence(*batch) for batch in _map_batches(normals, init.fitted.labels)]
+    if init.patches is not None:
+        model.local_score.standardise_energy(torch.cat([part.energy for part in evidence if part is not None]))
+    return model
 
 
 def fit_standardiser(normals: FeatureRows) -> Standardiser:

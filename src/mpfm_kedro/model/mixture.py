@@ -58,7 +58,7 @@ class PrototypeMixture(nn.Module):
         return (self.logit.log_softmax(0) + power * self.log_density(x)).softmax(1)
 
     def deviation(self, x: Tensor) -> Tensor:
-        """(x − μ_{c*}) / s with c* the most probable prototype, which does not follow its deviations: (B, d) → (B, d)."""
+        """(x − μ_{c*}) / s with c* the most probable prototype, which is not moved by it: (B, d) → (B, d)."""
         return (x - self.mean.detach()[self.log_density(x).argmax(1)]) / self.scale
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:

@@ -75,8 +75,7 @@ def initialise_run(task: Task) -> None:
     import torch
 
     from mpfm_kedro.model.artefact import pack
-    from mpfm_kedro.model.initialisation import initialise
-    from mpfm_kedro.model.mpfm import MPFM
+    from mpfm_kedro.model.initialisation import build, initialise
     from mpfm_kedro.pipelines.training.run_data import run_data
     from mpfm_kedro.pipelines.training.steps import calibrate_model
 
@@ -92,20 +91,8 @@ def initialise_run(task: Task) -> None:
         task.run["seed"],
         printed_start,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(task.run["seed"])
-        model = MPFM(
-            init.standardiser,
-            init.fitted.modes,
-            init.prototypes,
-            init.global_center,
-            init.global_spread,
-            task.training.hidden,
-            task.training.transport_steps,
-            task.training.top_share,
-            init.patches,
-            printed_start,
-        )
+    training = task.training
+    model = build(init, data.normals, training.hidden, training.transport_steps, training.top_share, task.run["seed"])
     extra = {
         "labels": torch.from_numpy(init.fitted.labels),
         "shrinkage": torch.from_numpy(init.fitted.shrinkage),

