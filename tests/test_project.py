@@ -17,7 +17,8 @@ from kedro.framework.startup import bootstrap_project
 from mpfm_kedro.errors import InputError
 
 PROJECT = Path(__file__).parents[1]
-SUMMARY = "dataset category method known_class n_anomalies auc_mean auc_std ap_mean ap_std n_seeds".split()
+SUMMARY = ["dataset", "category", "method", "known_class", "n_anomalies"]
+SUMMARY += ["auc_mean", "auc_std", "ap_mean", "ap_std", "n_seeds"]
 
 
 def run(pipeline: str, tmp_path: Path, **parameters: object) -> Path:

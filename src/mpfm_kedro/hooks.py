@@ -1,4 +1,4 @@
-"""Hooks: parameters are checked before anything runs, and the summary is shown at the end."""
+"""Hooks: parameters are checked before anything runs, errors are clear, and the summary is shown at the end."""
 
 from __future__ import annotations
 
@@ -10,9 +10,23 @@ from kedro.framework.hooks import hook_impl
 from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
 
+from mpfm_kedro.errors import InputError
 from mpfm_kedro.parameters import check_parameters
 
 logger = logging.getLogger(__name__)
+
+
+class ClearErrors:
+    """Let the user's mistake speak, not the machinery that wrapped it on the way up."""
+
+    @hook_impl
+    def on_pipeline_error(self, error: Exception) -> None:
+        """Raise the InputError that an error was caused by."""
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, InputError):
+            cause = cause.__cause__
+        if cause is not None and cause is not error:
+            raise cause
 
 
 class CheckParameters:

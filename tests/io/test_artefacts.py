@@ -90,6 +90,14 @@ def test_link_copies_where_the_file_system_has_no_links(tmp_path, monkeypatch):
     assert ArtefactFile(tmp_path / "run").load().details["value"] == 3.0
 
 
+def test_link_without_the_copy_for_people(tmp_path):
+    file = saved(tmp_path / "entry", 3.0)
+    (tmp_path / "entry.json").unlink()  # saving was interrupted between the files
+    file.link_to(tmp_path / "models" / "run")
+    assert ArtefactFile(tmp_path / "models" / "run").details() == artefact(3.0).details
+    assert json.loads((tmp_path / "models" / "run.json").read_text()) == artefact(3.0).details
+
+
 def test_cache_entry_follows_the_key_and_the_kind(tmp_path):
     cache = RunCache(tmp_path)
     entry = cache.entry({"a": 1, "b": [1, 2]}, "model")

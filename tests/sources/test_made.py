@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mpfm_kedro.errors import InputError
 from mpfm_kedro.pipelines.ingestion.nodes import compare_counts, refuse_wrong_split, split_normals
 from mpfm_kedro.sources import made
 from mpfm_kedro.sources.samples import LISTED
@@ -60,6 +60,12 @@ def test_file_holds_the_drawing_and_each_drawing_is_another_one(folder):
     assert len({drawing.tobytes() for drawing in drawings.values()}) == NUMBER
 
 
+@pytest.mark.parametrize("kind", ["spot", "scratch"])
+def test_anomaly_is_no_normal_image_with_a_defect(kind):
+    for number in range(made.FOLDERS[kind]):
+        assert (made.draw(kind, number) == made.draw("good", number)).mean() < 0.1
+
+
 def test_table_has_the_numbers_and_the_split_of_the_source(folder):
     table = made.SOURCE.list_samples(folder)
     assert list(table.columns) == LISTED
@@ -84,9 +90,14 @@ def test_interrupted_drawing_is_not_taken_for_the_images(folder, tmp_path, monke
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(made, "draw", interrupt)
         made.locate(tmp_path)
-    assert not (tmp_path / "made").exists()
-    monkeypatch.setattr(os, "getpid", lambda: 0)  # a later process
+    assert names_in(tmp_path) == []
     assert contents(made.locate(tmp_path)) == contents(folder)
+
+
+def test_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "made").touch()
+    with pytest.raises(InputError, match=f"Cannot draw images in {tmp_path / 'made'}: Not a directory"):
+        made.locate(tmp_path)
 
 
 def test_slower_process_takes_what_the_quicker_one_drew(folder, tmp_path, monkeypatch):

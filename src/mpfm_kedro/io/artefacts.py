@@ -62,12 +62,14 @@ class ArtefactFile:
 
     def link_to(self, target: Path) -> None:
         """The same artefact under another name, sharing its disk blocks where the file system can."""
-        for suffix in (".safetensors", ".json"):
-            with replacing(target.with_name(target.name + suffix)) as partial:
-                try:
-                    os.link(self._file(suffix), partial)
-                except OSError:
-                    shutil.copyfile(self._file(suffix), partial)
+        tensors, details = self._file(".safetensors"), json.dumps(self.details(), indent=1)
+        with replacing(target.with_name(target.name + ".safetensors")) as partial:
+            try:
+                os.link(tensors, partial)
+            except OSError:
+                shutil.copyfile(tensors, partial)
+        with replacing(target.with_name(target.name + ".json")) as partial:  # the copy beside this one may be lost
+            partial.write_text(details)
 
     def delete(self) -> None:
         """Remove both files."""

@@ -5,14 +5,14 @@ For trying the project, and its tests, where there is no dataset. Nothing can be
 
 from __future__ import annotations
 
-import os
-import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from PIL import Image
 
+from mpfm_kedro.errors import InputError
 from mpfm_kedro.sources.samples import image_files, sample, sample_table
 from mpfm_kedro.sources.source import Counts, Source
 
@@ -23,22 +23,26 @@ FOLDERS = {"good": 48, "spot": 12, "scratch": 12}
 def locate(root: Path) -> Path:
     """The folder of made images; they are drawn when it is not there."""
     folder = root / "made"
-    if not folder.is_dir():
-        partial = root / f".made-{os.getpid()}"
-        for kind, number in FOLDERS.items():
-            (partial / kind).mkdir(parents=True)
-            for i in range(number):
-                Image.fromarray(draw(kind, i)).save(partial / kind / f"{i:03}.png")
-        try:
+    if folder.is_dir():
+        return folder
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".made-", dir=root) as scratch:
+            partial = Path(scratch, "made")
+            for kind, number in FOLDERS.items():
+                (partial / kind).mkdir(parents=True)
+                for i in range(number):
+                    Image.fromarray(draw(kind, i)).save(partial / kind / f"{i:03}.png")
             partial.rename(folder)
-        except OSError:  # another process was quicker
-            shutil.rmtree(partial)
+    except OSError as error:
+        if not folder.is_dir():  # else another process was quicker
+            raise InputError(f"Cannot draw images in {folder}: {error.strerror or error}") from error
     return folder
 
 
 def draw(kind: str, number: int) -> np.ndarray:
     """One image (48, 48, 3): stripes, upright for even numbers and level for odd ones, and the defect of its kind."""
-    rng = np.random.default_rng([len(kind), number])
+    rng = np.random.default_rng([list(FOLDERS).index(kind), number])
     rows, columns = np.mgrid[:SIZE, :SIZE]
     along = columns if number % 2 == 0 else rows
     grey = 120 + 40 * np.sin(along * rng.uniform(0.7, 0.9) + rng.uniform(0, 6)) + rng.normal(0, 6, (SIZE, SIZE))
