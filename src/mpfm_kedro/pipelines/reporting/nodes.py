@@ -119,12 +119,24 @@ def draw_prototype_usage(history: pd.DataFrame) -> Figure:
     return figure
 
 
+def draw_sampled_features(sampled_features: pd.DataFrame) -> Figure:
+    """Features of normals that the model draws, over real ones, along two directions."""
+    figure, (axis,) = _grid(1)
+    for kind, colour in (("real", "0.6"), ("sampled", NORMAL)):
+        part = sampled_features[sampled_features["kind"] == kind]
+        axis.scatter(part["first"], part["second"], s=5, color=colour, alpha=0.6, label=kind)
+    axis.legend()
+    axis.set(title="features of normals", xlabel="first direction", ylabel="second direction")
+    return figure
+
+
 def write_report(
     summary: pd.DataFrame,
     run_metrics: pd.DataFrame,
     scores: pd.DataFrame,
     history: pd.DataFrame,
     without_repeats: pd.DataFrame | None = None,
+    sampled_features: pd.DataFrame | None = None,
 ) -> str:
     """One HTML page with the tables and pictures, complete in itself."""
     title = f"MPFM on {run_metrics['dataset'].iloc[0]}, {run_metrics['setting'].iloc[0]} setting"
@@ -134,6 +146,8 @@ def write_report(
         "Training": draw_loss_curves(history),
         "Prototypes": draw_prototype_usage(history),
     }
+    if sampled_features is not None:
+        pictures["Real and sampled features of normals, first run"] = draw_sampled_features(sampled_features)
     parts = [f"<h1>{html.escape(title)}</h1>", _html_table(summary), f"<p>{COVERS}</p>"]
     if without_repeats is not None and len(without_repeats):
         parts.append(f"<p>{html.escape(_left_out(without_repeats))}</p>{_html_table(without_repeats)}")

@@ -30,9 +30,10 @@ def create_pipeline(**_: object) -> Pipeline:
             node(nodes.draw_score_histograms, "scores", "score_histograms", name="draw_score_histograms"),
             node(nodes.draw_loss_curves, "history", "loss_curves", name="draw_loss_curves"),
             node(nodes.draw_prototype_usage, "history", "prototype_usage", name="draw_prototype_usage"),
+            node(nodes.draw_sampled_features, "sampled_features", "sampled_plot", name="draw_sampled_features"),
             node(
                 nodes.write_report,
-                ["summary", "run_metrics", "scores", "history", "summary_without_repeats"],
+                ["summary", "run_metrics", "scores", "history", "summary_without_repeats", "sampled_features"],
                 "report",
                 name="write_report",
             ),

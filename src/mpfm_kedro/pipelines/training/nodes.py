@@ -15,6 +15,7 @@ from mpfm_kedro.parameters import ComputeParameters, RepairParameters, TrainingP
 from mpfm_kedro.pipelines.runs.nodes import records
 from mpfm_kedro.provenance import code_digest, code_revision
 
+SAMPLED, SAMPLING_STEPS = 500, 8
 DESCRIPTION = ["run", "dataset", "category", "setting", "known_class", "n_anomalies", "seed"]
 
 
@@ -115,3 +116,24 @@ def tabulate_history(models: dict[str, ArtefactFile]) -> pd.DataFrame:
     """All loss terms, assignment entropy and used prototypes by run and epoch."""
     rows = [{"run": run} | row for run, artefact in models.items() for row in artefact.details()["history"]]
     return pd.DataFrame(rows, columns=None if rows else ["run", "epoch"])
+
+
+def sample_features(runs: pd.DataFrame, features: Features, models: dict[str, ArtefactFile]) -> pd.DataFrame:
+    """Features of normals drawn by the first run's model beside real ones, along the real ones' two main directions."""
+    import numpy as np
+    import torch
+
+    from mpfm_kedro.model.artefact import unpack
+    from mpfm_kedro.model.reverse import sample_normals
+
+    run = records(runs)[0]
+    model = unpack(models[run["run"]].load())
+    rows = features.rows(run["train_normals"])[:SAMPLED]
+    with torch.inference_mode():
+        real = model.z(torch.from_numpy(features.store.pooled[rows]))
+        generator = torch.Generator().manual_seed(run["seed"])
+        drawn = sample_normals(model.velocity, model.prototypes, len(real), SAMPLING_STEPS, 1.0, generator)
+        _, _, directions = torch.pca_lowrank(real, q=2, niter=4)
+        places = [(z - real.mean(0)) @ directions for z in (real, drawn)]
+    table = pd.DataFrame(torch.cat(places).numpy(), columns=["first", "second"])
+    return table.assign(kind=np.repeat(["real", "sampled"], len(real)))

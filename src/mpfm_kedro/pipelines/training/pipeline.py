@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline, node
 
-from mpfm_kedro.pipelines.training.nodes import tabulate_history, train_models
+from mpfm_kedro.pipelines.training.nodes import sample_features, tabulate_history, train_models
 
 
 def create_pipeline(**_: object) -> Pipeline:
@@ -19,6 +19,7 @@ def create_pipeline(**_: object) -> Pipeline:
                 name="train_models",
             ),
             node(tabulate_history, "models", "history", name="tabulate_history"),
+            node(sample_features, ["runs", "features", "models"], "sampled_features", name="sample_features"),
         ],
         namespace="training",
         prefix_datasets_with_namespace=False,
