@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test benchmark clean
+.PHONY: run test viz benchmark clean
 
 run: $(INSTALLED)
 	$(VENV)/bin/kedro run --pipeline=hard_setting
@@ -13,6 +13,13 @@ test: $(INSTALLED)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/pytest
+
+# the map of the pipelines as a static site, with previews of what the last runs made
+viz: $(INSTALLED)
+	rm -rf build
+	$(VENV)/bin/kedro viz build --include-previews
+	@test -f build/api/deploy-viz-metadata
+	@echo "The map is in $(CURDIR)/build. To look at it: $(VENV)/bin/python -m http.server 4141 --directory build"
 
 benchmark: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/speed.py

@@ -111,6 +111,17 @@ def test_interruption_inside_a_batch_loses_only_that_batch(stores):
     assert_holds(stores.open(SPEC), ["a||original", "b||original"])
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_full_disk_is_named_and_loses_nothing_written_before(stores):
+    with pytest.raises(InputError, match=r"/dev/full.*[Nn]o space"), stores.open(SPEC).writing() as writer:
+        writer.append(["a||original"], *numbers(["a||original"]))
+        writer._files[1].close()
+        writer._files[1] = open("/dev/full", "ab")  # noqa: SIM115, PTH123
+        writer.append(["b||original"], *numbers(["b||original"]))
+    append(stores.open(SPEC), ["b||original"])
+    assert_holds(stores.open(SPEC), ["a||original", "b||original"])
+
+
 def test_second_writer_is_refused(stores):
     with stores.open(SPEC).writing() as writer:
         with (

@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -134,19 +134,22 @@ class StoreWriter:
 
     def append(self, keys: list[str], pooled: np.ndarray, maps: np.ndarray) -> None:
         """Write a batch: numbers first, then the keys that make them count."""
-        numbers, arrays, names = self._files[:2], (pooled, maps), self._files[2]
-        for file, array, kind in zip(numbers, arrays, (np.float32, np.float16), strict=True):
-            file.write(np.ascontiguousarray(array, dtype=kind).tobytes())
-            file.flush()
-        names.write("".join(f"{key}\n" for key in keys).encode())
-        names.flush()
+        contents = [np.ascontiguousarray(pooled, np.float32), np.ascontiguousarray(maps, np.float16)]
+        contents.append(np.frombuffer("".join(f"{key}\n" for key in keys).encode(), np.uint8))
+        for file, content in zip(self._files, contents, strict=True):
+            try:
+                file.write(content.tobytes())
+                file.flush()
+            except OSError as error:
+                raise InputError(f"Cannot write features to {file.name}: {error.strerror}") from error
 
     def close(self) -> None:
-        """Put everything on disk."""
+        """Put everything on disk; rows that could not be written have no key and do not count."""
         for file in self._files:
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
+            with suppress(OSError):
+                os.fsync(file.fileno())
+            with suppress(OSError):
+                file.close()
 
 
 @dataclass(frozen=True)
