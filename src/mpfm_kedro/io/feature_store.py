@@ -134,7 +134,7 @@ class StoreWriter:
 
     def append(self, keys: list[str], pooled: np.ndarray, maps: np.ndarray) -> None:
         """Write a batch: numbers first, then the keys that make them count."""
-        contents = [np.ascontiguousarray(pooled, np.float32), np.ascontiguousarray(maps, np.float16)]
+        contents: list[np.ndarray] = [np.ascontiguousarray(pooled, np.float32), np.ascontiguousarray(maps, np.float16)]
         contents.append(np.frombuffer("".join(f"{key}\n" for key in keys).encode(), np.uint8))
         for file, content in zip(self._files, contents, strict=True):
             try:
