@@ -204,3 +204,16 @@ def test_push_moves_anomalies_and_not_the_normals_they_are_compared_with(problem
     push.backward()
     assert z.grad[normal].abs().max() == 0
     assert z.grad[~normal].abs().max() > 0
+
+
+def test_pseudo_anomalies_count_by_their_weight(problem, batch, options, wake):
+    model = wake(problem.model)
+    without = dataclasses.replace(options, pseudo_weight=0.0)
+    with torch.inference_mode():
+        half, _ = losses(model, batch, dataclasses.replace(options, pseudo_weight=0.5), generator(1))
+        whole, _ = losses(model, batch, options, generator(1))
+        none, _ = losses(model, batch, without, generator(1))
+    for name in ("score_g", "score_a", "score_r", "score_n"):
+        expected = (getattr(whole, name) + getattr(none, name)) / 2
+        torch.testing.assert_close(getattr(half, name), expected)
+        assert getattr(none, name) < getattr(whole, name)

@@ -8,6 +8,7 @@ from sklearn.metrics import roc_auc_score
 from mpfm_kedro.model.checkpoint import load_state, save_state
 from mpfm_kedro.model.heads import LocalEvidence
 from mpfm_kedro.model.modes import Start
+from mpfm_kedro.model.objective import KNOWN, NORMAL, PSEUDO
 from mpfm_kedro.model.trainer import draw_batch, monitor, train
 
 CPU = torch.device("cpu")
@@ -129,7 +130,7 @@ def test_batches_hold_what_the_schedule_says_and_keep_images_together(problem, s
     seen = set()
     for seed in range(20):
         batch = draw_batch(model, data, schedule, torch.Generator().manual_seed(seed), CPU)
-        assert batch.label.tolist() == [0.0] * 6 + [1.0] * 12
+        assert batch.label.tolist() == [NORMAL] * 6 + [PSEUDO] * 6 + [KNOWN] * 6
         number = (batch.z * model.pooled_spread + model.pooled_center)[:, 0].round().long()
         torch.testing.assert_close(number.float(), batch.start.psi[:, 0])
         for found in (batch.start.log_prob[:, 1], batch.end[:, -1], batch.evidence.energy, batch.evidence.patch[:, 2]):
@@ -138,7 +139,7 @@ def test_batches_hold_what_the_schedule_says_and_keep_images_together(problem, s
             kind, position = divmod(n, 1000)
             rows = (data.normals, data.pseudo, data.anomalies)[kind].rows
             assert position < len(rows)
-            assert (kind > 0) == bool(label)
+            assert label == (NORMAL, PSEUDO, KNOWN)[kind]
             seen.add(n)
     assert {n // 1000 for n in seen} == {0, 1, 2}
     assert len([n for n in seen if n // 1000 == 2]) == len(data.anomalies.rows)
@@ -162,7 +163,7 @@ def test_training_works_without_known_or_pseudo_anomalies(
 ):
     problem = make_problem(n_anomalies=n_anomalies, cutmix=cutmix)
     batch = draw_batch(problem.model, problem.training, schedule, torch.Generator(), CPU)
-    assert int(batch.label.sum()) == expected
+    assert int((batch.label != NORMAL).sum()) == expected
     history = train(problem.model, problem.training, schedule, options, seed=0)
     assert np.isfinite([value for row in history for value in row.values()]).all()
 

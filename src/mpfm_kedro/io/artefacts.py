@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 from kedro.io import AbstractDataset, AbstractVersionedDataset, Version
+from kedro_datasets._typing import TablePreview
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.io.atomic import replacing
+from mpfm_kedro.io.previews import show_table
 
 if TYPE_CHECKING:
     from mpfm_kedro.model.artefact import Artefact
@@ -137,6 +140,14 @@ class ArtefactsDataset(AbstractVersionedDataset[dict[str, ArtefactFile], dict[st
         for file in folder.glob("*.safetensors"):
             if file.stem not in data:
                 ArtefactFile(file.with_suffix("")).delete()
+
+    def preview(self) -> TablePreview:
+        """The runs and what is short among the details of their models, for kedro-viz."""
+        rows = []
+        for run, artefact in self.load().items():
+            details = {"run": run} | artefact.details()
+            rows.append({name: value for name, value in details.items() if isinstance(value, str | int | float)})
+        return show_table(pd.DataFrame(rows))
 
     def _describe(self) -> dict[str, Any]:
         return {"filepath": str(self._filepath), "version": self._version}

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import html
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import pandas as pd
+from kedro_datasets._typing import HTMLPreview, PlotlyPreview, TablePreview
 from kedro_datasets.json import JSONDataset
 from kedro_datasets.matplotlib import MatplotlibDataset
 from kedro_datasets.pandas import CSVDataset, ParquetDataset
 from kedro_datasets.text import TextDataset
 
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.io.previews import show_curves, show_histogram, show_table
 
 
 @contextmanager
@@ -50,9 +54,33 @@ class _Atomic:
 class AtomicCSVDataset(_Atomic, CSVDataset):
     """A CSV table, replaced in one step."""
 
+    def preview(self, nrows: int = 50) -> TablePreview:
+        """The first rows, for kedro-viz."""
+        return show_table(self.load().head(nrows))
+
 
 class AtomicParquetDataset(_Atomic, ParquetDataset):
     """A Parquet table, replaced in one step."""
+
+    def preview(self, nrows: int = 20) -> TablePreview:
+        """The first rows, for kedro-viz."""
+        return show_table(pd.read_parquet(self._filepath).head(nrows))
+
+
+class HistogramParquetDataset(_Atomic, ParquetDataset):
+    """A Parquet table that kedro-viz shows as a histogram."""
+
+    def preview(self, values: str, by: str, where: str) -> PlotlyPreview:
+        """The distribution of a column in the rows that ``where`` selects, one colour for each value of ``by``."""
+        return show_histogram(pd.read_parquet(self._filepath).query(where), values, by)
+
+
+class CurvesParquetDataset(_Atomic, ParquetDataset):
+    """A Parquet table that kedro-viz shows as curves."""
+
+    def preview(self, values: str, over: str, by: str) -> PlotlyPreview:
+        """The course of a column over another one, one line for each value of ``by``."""
+        return show_curves(pd.read_parquet(self._filepath), values, over, by)
 
 
 class AtomicJSONDataset(_Atomic, JSONDataset):
@@ -61,6 +89,11 @@ class AtomicJSONDataset(_Atomic, JSONDataset):
 
 class AtomicTextDataset(_Atomic, TextDataset):
     """A text, replaced in one step."""
+
+    def preview(self) -> HTMLPreview:
+        """The text as it is, for kedro-viz; a page as a page."""
+        text = Path(self._filepath).read_text()
+        return HTMLPreview(text if self._filepath.suffix == ".html" else f"<pre>{html.escape(text)}</pre>")
 
 
 class AtomicMatplotlibDataset(_Atomic, MatplotlibDataset):

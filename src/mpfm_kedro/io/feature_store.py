@@ -22,9 +22,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from kedro.io import AbstractDataset
+from kedro_datasets._typing import TablePreview
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.io.atomic import replacing
+from mpfm_kedro.io.previews import show_table
 
 FORMAT = 1
 KEY = ["content_hash", "crop", "view"]
@@ -234,6 +236,10 @@ class FeatureStoreDataset(AbstractDataset[None, FeatureStore]):
         """Rows are appended while they are computed, not saved at the end."""
         raise NotImplementedError("a feature store is written row by row")
 
+    def preview(self) -> TablePreview:
+        """The stores and their sizes, for kedro-viz."""
+        return show_table(self.load().overview())
+
     def _describe(self) -> dict[str, Any]:
         return {"filepath": str(self._root)}
 
@@ -261,6 +267,10 @@ class FeaturesDataset(AbstractDataset[Features, Features]):
         table.attrs = {"spec": json.dumps(asdict(data.store.spec))}
         with replacing(self._file) as partial:
             table.to_parquet(partial)
+
+    def preview(self, nrows: int = 20) -> TablePreview:
+        """The first rows of the index, for kedro-viz."""
+        return show_table(pd.read_parquet(self._file).head(nrows))
 
     def _describe(self) -> dict[str, Any]:
         return {"filepath": str(self._file), "store": str(self._root)}

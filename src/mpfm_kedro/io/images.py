@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from kedro.io import AbstractDataset
+from kedro_datasets._typing import ImagePreview
 from PIL import Image, UnidentifiedImageError
 
 from mpfm_kedro.io.atomic import replacing
@@ -26,6 +28,7 @@ KINDS: dict[str, Any] = dict.fromkeys(CHECKED, "str") | {"width": "int64", "heig
 FILES_IN_ONE_PIECE = 64
 DHASH_SIDE = 16
 THUMBNAIL = 160
+PREVIEW_ROWS, PREVIEW_COLUMNS = 3, 4
 ARRAY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
@@ -234,6 +237,18 @@ class ImagesDataset(AbstractDataset[None, ImageLoader]):
     def save(self, data: None) -> None:
         """Raw images are never written."""
         raise NotImplementedError("raw images are not written")
+
+    def preview(self) -> ImagePreview:
+        """A few small copies that the audit kept, side by side, for kedro-viz."""
+        kept = sorted(self._memory.with_name("thumbnails").glob("*.png"))
+        sheet = Image.new("RGB", (PREVIEW_COLUMNS * THUMBNAIL, PREVIEW_ROWS * THUMBNAIL), "white")
+        for i, file in enumerate(kept[: PREVIEW_ROWS * PREVIEW_COLUMNS]):
+            row, column = divmod(i, PREVIEW_COLUMNS)
+            with Image.open(file) as image:
+                sheet.paste(image, (column * THUMBNAIL, row * THUMBNAIL))
+        content = io.BytesIO()
+        sheet.save(content, format="png")
+        return ImagePreview(base64.b64encode(content.getvalue()).decode())
 
     def _describe(self) -> dict[str, Any]:
         return {"dataset": self._dataset, "data_root": str(self._root)}

@@ -14,6 +14,8 @@ from mpfm_kedro.model.modes import Start
 from mpfm_kedro.model.mpfm import MPFM
 from mpfm_kedro.model.mutual_information import Information, information, mim_loss
 
+NORMAL, KNOWN, PSEUDO = 0.0, 1.0, 2.0
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -25,7 +27,7 @@ class Batch:
         end: z_T, coupled to z inside its mode, (B, d), or None to draw it from the prototypes (printed).
         maps: stored F (B, C, H', W'), needed only without patch modes.
         evidence: what M_a reads of the maps, or None without patch modes.
-        label: 0 normal, everything else an anomaly, known or pseudo (B,).
+        label: 0 normal, 1 known anomaly, 2 pseudo-anomaly; the binary losses count everything but 0 as 1 (B,).
     """
 
     z: Tensor
@@ -38,12 +40,16 @@ class Batch:
 
 @dataclass(frozen=True)
 class Options:
-    """Weights of the objective, and which of the named repairs are off (printed)."""
+    """Weights of the objective, and which of the named repairs are off (printed).
+
+    ``pseudo_weight`` is that of pseudo-anomalies in the binary losses; known anomalies and normals weigh 1.
+    """
 
     mim_weight: float
     mim_sharpness: float
     push_margin: float
     head_penalty: float
+    pseudo_weight: float = 1.0
     velocity_scale: float = 1.0
     printed_mutual_information: bool = False
     printed_normality_target: bool = False
@@ -76,16 +82,17 @@ def losses(model: MPFM, batch: Batch, options: Options, generator: torch.Generat
     flow_normal, flow_anomaly = flow_losses(model, batch, normal, options, generator)
     posterior = model.prototypes.posterior(psi[normal], options.mim_sharpness)
     parts = model.parts(batch.z, psi, batch.maps, batch.evidence)
+    weight = torch.where(batch.label == PSEUDO, options.pseudo_weight, 1.0)
     normality_target = y if options.printed_normality_target else 1 - y
     terms = Losses(
         flow_normal=flow_normal,
         flow_anomaly=flow_anomaly,
         mim=mim_loss(posterior, model.prototypes.weight, options.printed_mutual_information),
-        score_g=binary_cross_entropy_with_logits(parts.g, y),
-        score_a=binary_cross_entropy_with_logits(parts.a, y),
-        score_r=binary_cross_entropy_with_logits(parts.r, y),
-        score_n=binary_cross_entropy_with_logits(parts.n, normality_target),
-        penalty=0.5 * sum((weight.square().sum() for weight in model.head_weights()), start=y.new_zeros(())),
+        score_g=binary_cross_entropy_with_logits(parts.g, y, weight),
+        score_a=binary_cross_entropy_with_logits(parts.a, y, weight),
+        score_r=binary_cross_entropy_with_logits(parts.r, y, weight),
+        score_n=binary_cross_entropy_with_logits(parts.n, normality_target, weight),
+        penalty=0.5 * sum((head.square().sum() for head in model.head_weights()), start=y.new_zeros(())),
     )
     return terms, information(posterior.detach())
 

@@ -14,7 +14,7 @@ from mpfm_kedro.model.heads import LocalEvidence
 from mpfm_kedro.model.modes import Start
 from mpfm_kedro.model.mpfm import MPFM
 from mpfm_kedro.model.mutual_information import information, mim_loss
-from mpfm_kedro.model.objective import Batch, Losses, Options, losses
+from mpfm_kedro.model.objective import KNOWN, NORMAL, PSEUDO, Batch, Losses, Options, losses
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def draw_batch(
         end=None if end is None else end[0],
         maps=maps,
         evidence=None if evidence is None else LocalEvidence(*evidence),
-        label=torch.tensor([0.0] * sizes[0] + [1.0] * sum(sizes[1:]), device=device),
+        label=torch.tensor([NORMAL] * sizes[0] + [PSEUDO] * sizes[1] + [KNOWN] * sizes[2], device=device),
     )
 
 

@@ -93,7 +93,7 @@ def train_run(task: Task) -> None:
             model,
             training_set(model, initial, data, task.run["seed"], task.repairs),
             Schedule(**{name: getattr(task.training, name) for name in Schedule.__dataclass_fields__}),
-            objective_options(task.training, task.repairs),
+            objective_options(task.training, task.repairs, task.run["n_anomalies"]),
             task.run["seed"],
             state,
             keep,

@@ -21,13 +21,14 @@ from mpfm_kedro.pipelines.training.run_data import RunData
 IMAGES_AT_ONCE = 256
 
 
-def objective_options(training: TrainingParameters, repairs: RepairParameters) -> Options:
-    """The objective's weights and forms."""
+def objective_options(training: TrainingParameters, repairs: RepairParameters, n_anomalies: int) -> Options:
+    """The objective's weights and forms; the more anomalies are known, the less the pseudo-anomalies count."""
     return Options(
         mim_weight=training.mim_weight,
         mim_sharpness=training.mim_sharpness,
         push_margin=training.push_margin,
         head_penalty=training.head_penalty,
+        pseudo_weight=1 / n_anomalies,
         printed_mutual_information=repairs.mutual_information == "printed",
         printed_normality_target=repairs.normality_target == "printed",
     )

@@ -1,0 +1,214 @@
+"""The map of the pipelines: the static site of kedro-viz, as files and in a real browser (Debian's chromium)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+PROJECT = Path(__file__).parents[1]
+STYLES = PROJECT / ".viz/styles.json"
+CHROMIUM = shutil.which("chromium")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+SEEN_ALREADY = "localStorage.setItem('KedroViz', JSON.stringify({showFeatureHints: false}))"
+SHOWN_AS = {
+    "images": "ImagePreview",
+    "samples": "TablePreview",
+    "feature_store": "TablePreview",
+    "features": "TablePreview",
+    "contact_sheet": "ImagePreview",
+    "hard.runs": "TablePreview",
+    "hard.models": "TablePreview",
+    "hard.history": "PlotlyPreview",
+    "hard.scores": "PlotlyPreview",
+    "hard.summary": "TablePreview",
+    "hard.roc_curves": "ImagePreview",
+    "hard.loss_curves": "ImagePreview",
+    "hard.score_histograms": "ImagePreview",
+    "hard.prototype_usage": "ImagePreview",
+    "hard.summary_text": "HTMLPreview",
+    "hard.report": "HTMLPreview",
+}
+
+
+def kedro(project: Path, *arguments: str) -> str:
+    """What a kedro command writes to the error stream, in the test environment of a project."""
+    command = [str(Path(sys.executable).with_name("kedro")), *arguments]
+    environment = os.environ | {"KEDRO_ENV": "test"}
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def run_in_copy(folder: Path) -> Path:
+    """A copy of the project in which the hard setting was run on made images."""
+    project = folder / "mpfm_kedro"
+    for part in ("conf", "src", "notebooks"):
+        shutil.copytree(PROJECT / part, project / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("pyproject.toml", ".telemetry"):
+        shutil.copy(PROJECT / file, project)
+    if STYLES.is_file():
+        (project / ".viz").mkdir()
+        shutil.copy(STYLES, project / ".viz")
+    weights = PROJECT / "data/01_raw/weights"
+    weights.mkdir(parents=True, exist_ok=True)
+    (project / "data/01_raw").mkdir(parents=True)
+    (project / "data/01_raw/weights").symlink_to(weights)
+    kedro(project, "run", "--pipeline=hard_setting")
+    return project
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The static site of a project that was run."""
+    project = run_in_copy(tmp_path_factory.mktemp("viz"))
+    log = kedro(project, "viz", "build", "--include-previews").splitlines()
+    assert not [line for line in log if "could not be previewed" in line and "'hard." in line]
+    assert (project / "build/api/deploy-viz-metadata").is_file(), log
+    return project / "build"
+
+
+def pipeline(site: Path) -> dict[str, Any]:
+    return json.loads((site / "api/pipelines/hard_setting").read_text())
+
+
+def node_id(site: Path, name: str) -> str:
+    return next(node["id"] for node in pipeline(site)["nodes"] if node["name"] == name)
+
+
+def test_settings_fold_into_stages_and_stages_into_nodes(site: Path):
+    tree = pipeline(site)["modular_pipelines"]
+    assert {"ingestion", "audit", "features", "hard"} <= {child["id"] for child in tree["__root__"]["children"]}
+    stages = {child["id"] for child in tree["hard"]["children"] if child["type"] == "modularPipeline"}
+    names = ["runs", "prototypes", "training", "scoring", "evaluation", "reporting"]
+    assert stages == {f"hard.{name}" for name in names}
+
+
+def test_layers_are_in_order(site: Path):
+    order = ["raw", "intermediate", "feature", "model_input", "models", "model_output", "reporting", "history"]
+    assert [layer for layer in pipeline(site)["layers"] if layer in order] == order
+
+
+@pytest.mark.skipif(not STYLES.is_file(), reason="no colours: .viz/styles.json is not there")
+def test_each_layer_has_a_colour_of_its_own(site: Path):
+    colours = defaultdict(set)
+    for node in pipeline(site)["nodes"]:
+        if node["type"] == "data":
+            colours[node["layer"]].add(node["node_extras"]["styles"]["fill"])
+    assert all(len(own) == 1 for own in colours.values()), colours
+    assert len(set.union(*colours.values())) == len(colours)
+
+
+def test_every_dataset_has_a_preview(site: Path):
+    for name, kind in SHOWN_AS.items():
+        shown = json.loads((site / "api/nodes" / node_id(site, name)).read_text())
+        assert shown["preview_type"] == kind, name
+        assert shown["preview"], name
+
+
+def test_nodes_come_with_parameters_and_docstrings(site: Path):
+    shown = json.loads((site / "api/nodes" / node_id(site, "train_models")).read_text())
+    assert shown["parameters"]["training"]["epochs"] == 2
+    assert '"""The trained model of every run' in shown["code"]
+    for node in pipeline(site)["nodes"]:
+        if node["type"] == "task":
+            assert '"""' in json.loads((site / "api/nodes" / node["id"]).read_text())["code"], node["name"]
+
+
+class Browser:
+    """A page of the site; errors of the page are collected."""
+
+    def __init__(self, page: Any, address: str) -> None:
+        self.page, self.address = page, address
+        self.errors: list[str] = []
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+
+    def open(self, **query: str) -> None:
+        self.page.goto(f"{self.address}/?" + "&".join(f"{key}={value}" for key, value in query.items()))
+        self.page.wait_for_selector(".pipeline-node")
+        self.page.wait_for_timeout(1000)  # the chart moves to its place
+
+    def names(self) -> set[str]:
+        return set(self.page.locator(".pipeline-node__text").all_inner_texts())
+
+
+@pytest.fixture(scope="module")
+def browser(site: Path) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no browser is found: install Debian's package chromium")
+    from playwright.sync_api import sync_playwright
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        context = chromium.new_context(viewport={"width": 1500, "height": 900})
+        context.add_init_script(SEEN_ALREADY)
+        yield Browser(context.new_page(), f"http://127.0.0.1:{server.server_port}")
+        chromium.close()
+    server.shutdown()
+    server.server_close()
+
+
+def test_stages_fold_out_into_nodes(browser: Browser):
+    browser.open(pid="hard_setting")
+    folded = browser.names()
+    assert {"Ingestion", "Audit", "Features", "Hard"} <= folded
+    assert not {"Training", "Train Models"} & folded
+    browser.page.locator(".pipeline-node", has_text="Hard").first.click()
+    browser.page.wait_for_timeout(1000)
+    assert {"Runs", "Prototypes", "Training", "Scoring", "Evaluation", "Reporting"} <= browser.names()
+    browser.open(pid="hard_setting", expandAllPipelines="true")
+    assert {"List Samples", "Extract Features", "Train Models", "Score Samples"} <= browser.names()
+    assert browser.page.locator(".pipeline-node").count() > len(folded) + 20
+    assert not browser.errors
+
+
+@pytest.mark.parametrize(
+    ("dataset", "drawn"),
+    [
+        ("hard.roc_curves", "img.pipeline-metadata__plot-image"),
+        ("hard.summary", ".preview-table__row"),
+        ("hard.scores", ".pipeline-plotly-chart svg.main-svg"),
+        ("hard.summary_text", ".pipeline-metadata__preview-html"),
+    ],
+)
+def test_previews_are_drawn(browser: Browser, site: Path, dataset: str, drawn: str):
+    browser.open(pid="hard_setting", sid=node_id(site, dataset), expandAllPipelines="true")
+    shown = browser.page.locator(drawn).first
+    shown.wait_for(state="visible")
+    if drawn.startswith("img"):
+        assert shown.evaluate("image => image.naturalWidth") > 100
+    assert not browser.errors
+
+
+def test_workflow_shows_status_and_duration(browser: Browser):
+    browser.open(pid="hard_setting")
+    browser.page.locator("[data-test=global-toolbar-workflow-btn]").click()
+    notification = browser.page.locator(".run-status-notification")
+    notification.wait_for(state="visible")
+    assert "in " in notification.inner_text()
+    assert not browser.errors
+
+
+def test_screenshot(browser: Browser, site: Path):
+    """The picture of the README, where SCREENSHOT names its file."""
+    browser.open(pid="hard_setting", sid=node_id(site, "hard.roc_curves"), expandAllPipelines="true")
+    picture = browser.page.screenshot(path=os.environ.get("SCREENSHOT"))
+    assert picture.startswith(b"\x89PNG") and len(picture) < 400_000
