@@ -18,8 +18,8 @@ def test_no_outputs_in_git():
     assert all(not cell.outputs and cell.execution_count is None for cell in cells)
 
 
-def test_walkthrough_runs_and_shows_pictures_and_tables(tmp_path: Path, monkeypatch):
-    folder = run_in_copy(tmp_path) / "notebooks"
+def test_walkthrough_runs_and_shows_pictures_and_tables(monkeypatch):
+    folder = run_in_copy() / "notebooks"
     monkeypatch.setenv("KEDRO_ENV", "test")
     notebook = nbformat.read(folder / WALKTHROUGH.name, 4)
     client = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": folder}})

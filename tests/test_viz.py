@@ -9,20 +9,24 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any
 
 import pytest
 
 PROJECT = Path(__file__).parents[1]
+COPY = TemporaryDirectory(prefix="mpfm_kedro-")  # removed at the end
 STYLES = PROJECT / ".viz/styles.json"
 CHROMIUM = shutil.which("chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
 SEEN_ALREADY = "localStorage.setItem('KedroViz', JSON.stringify({showFeatureHints: false}))"
+BARE = """localStorage.setItem('KedroViz', JSON.stringify(
+    {showFeatureHints: false, theme: 'light', visible: {sidebar: false, miniMap: false}}))"""
 SHOWN_AS = {
     "images": "ImagePreview",
     "samples": "TablePreview",
@@ -52,9 +56,10 @@ def kedro(project: Path, *arguments: str) -> str:
     return done.stderr
 
 
-def run_in_copy(folder: Path) -> Path:
-    """A copy of the project in which the hard setting was run on made images."""
-    project = folder / "mpfm_kedro"
+@cache
+def run_in_copy() -> Path:
+    """A copy of the project in which the hard setting was run on made images, once for all tests."""
+    project = Path(COPY.name, "mpfm_kedro")
     for part in ("conf", "src", "notebooks"):
         shutil.copytree(PROJECT / part, project / part, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("pyproject.toml", ".telemetry"):
@@ -71,9 +76,9 @@ def run_in_copy(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site() -> Path:
     """The static site of a project that was run."""
-    project = run_in_copy(tmp_path_factory.mktemp("viz"))
+    project = run_in_copy()
     log = kedro(project, "viz", "build", "--include-previews").splitlines()
     assert not [line for line in log if "could not be previewed" in line and "'hard." in line]
     assert (project / "build/api/deploy-viz-metadata").is_file(), log
@@ -140,8 +145,13 @@ class Browser:
         self.page.wait_for_selector(".pipeline-node")
         self.page.wait_for_timeout(1000)  # the chart moves to its place
 
+    def unfold(self, stage: str) -> None:
+        self.page.locator(".pipeline-node", has=self.page.get_by_text(stage, exact=True)).first.click()
+        self.page.locator(".pipeline-node", has_text=f"{stage}.reporting").wait_for()
+        self.page.wait_for_timeout(1000)
+
     def names(self) -> set[str]:
-        return set(self.page.locator(".pipeline-node__text").all_inner_texts())
+        return set(self.page.locator(".pipeline-node__text").all_text_contents())
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +168,7 @@ def browser(site: Path) -> Iterator[Browser]:
     Thread(target=server.serve_forever, daemon=True).start()
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        context = chromium.new_context(viewport={"width": 1500, "height": 900})
+        context = chromium.new_context(viewport={"width": 1500, "height": 900}, device_scale_factor=1.5)
         context.add_init_script(SEEN_ALREADY)
         yield Browser(context.new_page(), f"http://127.0.0.1:{server.server_port}")
         chromium.close()
@@ -169,13 +179,13 @@ def browser(site: Path) -> Iterator[Browser]:
 def test_stages_fold_out_into_nodes(browser: Browser):
     browser.open(pid="hard_setting")
     folded = browser.names()
-    assert {"Ingestion", "Audit", "Features", "Hard"} <= folded
-    assert not {"Training", "Train Models"} & folded
-    browser.page.locator(".pipeline-node", has_text="Hard").first.click()
-    browser.page.wait_for_timeout(1000)
-    assert {"Runs", "Prototypes", "Training", "Scoring", "Evaluation", "Reporting"} <= browser.names()
+    assert {"ingestion", "audit", "features", "hard"} <= folded
+    assert not {"hard.training", "train_models"} & folded
+    browser.unfold("hard")
+    stages = {f"hard.{name}" for name in ("runs", "prototypes", "training", "scoring", "evaluation", "reporting")}
+    assert stages <= browser.names()
     browser.open(pid="hard_setting", expandAllPipelines="true")
-    assert {"List Samples", "Extract Features", "Train Models", "Score Samples"} <= browser.names()
+    assert {"list_samples", "extract_features", "train_models", "score_samples", "summarise"} <= browser.names()
     assert browser.page.locator(".pipeline-node").count() > len(folded) + 20
     assert not browser.errors
 
@@ -207,8 +217,11 @@ def test_workflow_shows_status_and_duration(browser: Browser):
     assert not browser.errors
 
 
-def test_screenshot(browser: Browser, site: Path):
+def test_screenshot(browser: Browser):
     """The picture of the README, where SCREENSHOT names its file."""
-    browser.open(pid="hard_setting", sid=node_id(site, "hard.roc_curves"), expandAllPipelines="true")
+    browser.page.add_init_script(BARE)
+    browser.page.set_viewport_size({"width": 1000, "height": 1200})
+    browser.open(pid="hard_setting")
+    browser.unfold("hard")
     picture = browser.page.screenshot(path=os.environ.get("SCREENSHOT"))
     assert picture.startswith(b"\x89PNG") and len(picture) < 400_000

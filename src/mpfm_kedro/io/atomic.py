@@ -93,7 +93,9 @@ class AtomicTextDataset(_Atomic, TextDataset):
     def preview(self) -> HTMLPreview:
         """The text as it is, for kedro-viz; a page as a page."""
         text = Path(self._filepath).read_text()
-        return HTMLPreview(text if self._filepath.suffix == ".html" else f"<pre>{html.escape(text)}</pre>")
+        if self._filepath.suffix == ".html":
+            return HTMLPreview(text.replace("\n", " "))  # kedro-viz would show an empty line for each new line
+        return HTMLPreview(f"<pre>{html.escape(text)}</pre>")
 
 
 class AtomicMatplotlibDataset(_Atomic, MatplotlibDataset):

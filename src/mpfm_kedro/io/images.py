@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from kedro.io import AbstractDataset
 from kedro_datasets._typing import ImagePreview
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from mpfm_kedro.io.atomic import replacing
 from mpfm_kedro.progress import progress
@@ -245,7 +245,8 @@ class ImagesDataset(AbstractDataset[None, ImageLoader]):
         for i, file in enumerate(kept[: PREVIEW_ROWS * PREVIEW_COLUMNS]):
             row, column = divmod(i, PREVIEW_COLUMNS)
             with Image.open(file) as image:
-                sheet.paste(image, (column * THUMBNAIL, row * THUMBNAIL))
+                shown = ImageOps.contain(image, (THUMBNAIL - 4, THUMBNAIL - 4))
+            sheet.paste(shown, (column * THUMBNAIL, row * THUMBNAIL))
         content = io.BytesIO()
         sheet.save(content, format="png")
         return ImagePreview(base64.b64encode(content.getvalue()).decode())

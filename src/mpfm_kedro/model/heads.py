@@ -92,9 +92,10 @@ class LocalScore(nn.Module):
         """What no training changes: (B, C, H', W') and modes (B,) → means over the top positions."""
         if self.patches is None:
             return None
-        top = self._top(self.patches.energy(maps, mode))
+        smoothed = smooth(maps)
+        top = self._top(self.patches.energy_of_smoothed(smoothed, mode))
         index = top.indices[:, None].expand(-1, maps.shape[1], -1)
-        patch = smooth(maps).flatten(2).gather(2, index).mean(2)
+        patch = smoothed.flatten(2).gather(2, index).mean(2)
         return LocalEvidence(self._standardised(top.values.mean(1)), (patch - self.center) / self.spread)
 
     def heat_map(self, maps: Tensor, mode: Tensor) -> Tensor:
@@ -103,7 +104,8 @@ class LocalScore(nn.Module):
         source = maps.float() if self.patches is None else smooth(maps)
         scores = torch.einsum("c,bchw->bhw", weight, source) + self.bias - weight @ self.center
         if self.patches is not None:
-            scores = scores + nn.functional.softplus(self.slope) * self._standardised(self.patches.energy(maps, mode))
+            energy = self.patches.energy_of_smoothed(source, mode)
+            scores = scores + nn.functional.softplus(self.slope) * self._standardised(energy)
         return scores
 
     def forward(self, maps: Tensor | None, evidence: LocalEvidence | None) -> Tensor:
