@@ -19,7 +19,7 @@ viz: $(INSTALLED)
 	rm -rf build
 	$(VENV)/bin/kedro viz build --include-previews
 	@test -f build/api/deploy-viz-metadata
-	@echo "The map is in $(CURDIR)/build. To look at it: $(VENV)/bin/python -m http.server 4141 --directory build"
+	@echo "The map is in $(CURDIR)/build (what no run has made yet has no preview). To look at it: $(VENV)/bin/python -m http.server 4141 --directory build, and open http://localhost:4141"
 
 benchmark: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/speed.py

@@ -108,10 +108,12 @@ def test_layers_are_in_order(site: Path):
 
 @pytest.mark.skipif(not STYLES.is_file(), reason="no colours: .viz/styles.json is not there")
 def test_each_layer_has_a_colour_of_its_own(site: Path):
+    styles = json.loads(STYLES.read_text())
+    data = [node for node in pipeline(site)["nodes"] if node["type"] == "data"]
+    assert {node["name"] for node in data} <= set(styles), "a dataset has no colour in .viz/styles.json"
     colours = defaultdict(set)
-    for node in pipeline(site)["nodes"]:
-        if node["type"] == "data":
-            colours[node["layer"]].add(node["node_extras"]["styles"]["fill"])
+    for node in data:
+        colours[node["layer"]].add(node["node_extras"]["styles"]["fill"])
     assert all(len(own) == 1 for own in colours.values()), colours
     assert len(set.union(*colours.values())) == len(colours)
 
@@ -121,6 +123,8 @@ def test_every_dataset_has_a_preview(site: Path):
         shown = json.loads((site / "api/nodes" / node_id(site, name)).read_text())
         assert shown["preview_type"] == kind, name
         assert shown["preview"], name
+        if name == "hard.runs":
+            assert "36 items" in shown["preview"]["data"][0]  # not the names of all training images
 
 
 def test_nodes_come_with_parameters_and_docstrings(site: Path):
@@ -223,5 +227,7 @@ def test_screenshot(browser: Browser):
     browser.page.set_viewport_size({"width": 1000, "height": 1200})
     browser.open(pid="hard_setting")
     browser.unfold("hard")
+    browser.page.mouse.move(0, 0)
+    browser.page.wait_for_timeout(500)
     picture = browser.page.screenshot(path=os.environ.get("SCREENSHOT"))
     assert picture.startswith(b"\x89PNG") and len(picture) < 400_000

@@ -14,7 +14,8 @@ from mpfm_kedro.pipelines.runs.nodes import records
 from mpfm_kedro.pipelines.scoring.nodes import TRAINED, UNTRAINED
 
 CELL = ["dataset", "category", "method", "known_class", "n_anomalies"]
-SUMMARY = [*CELL, "auc_mean", "auc_std", "ap_mean", "ap_std", "n_seeds"]
+MEASURES = ["auc_mean", "auc_std", "ap_mean", "ap_std"]
+SUMMARY = [*CELL, *MEASURES, "n_seeds"]
 RUN_METHOD = ["run", "method"]
 RUN = ["run", "dataset", "category", "setting", "known_class", "n_anomalies", "seed"]
 
@@ -109,6 +110,18 @@ def summarise(run_metrics: pd.DataFrame) -> pd.DataFrame:
         category=summary["category"].replace("mean", "\uffff"),
     )
     return summary.loc[key.sort_values(by).index, SUMMARY].reset_index(drop=True)
+
+
+def as_metrics(summary: pd.DataFrame) -> dict[str, Any]:
+    """AUC and AP of the summary by method, then category and known class where there are some, then M."""
+    metrics: dict[str, Any] = {}
+    for row in summary.to_dict("records"):
+        cell = metrics.setdefault(row["method"], {})
+        for name in filter(None, [row["category"], row["known_class"]]):
+            cell = cell.setdefault(name, {})
+        values = {name: row[name] for name in MEASURES if not np.isnan(row[name])}
+        cell[f"M{row['n_anomalies']}"] = values
+    return metrics
 
 
 def _mean_over(metrics: pd.DataFrame, column: str) -> pd.DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline, node
 
-from mpfm_kedro.pipelines.evaluation.nodes import measure_runs, summarise, summarise_without_repeats
+from mpfm_kedro.pipelines.evaluation.nodes import as_metrics, measure_runs, summarise, summarise_without_repeats
 
 
 def create_pipeline(**_: object) -> Pipeline:
@@ -18,6 +18,7 @@ def create_pipeline(**_: object) -> Pipeline:
                 name="measure_runs",
             ),
             node(summarise, "run_metrics", "summary", name="summarise"),
+            node(as_metrics, "summary", "metrics", name="as_metrics"),
             node(
                 summarise_without_repeats,
                 ["scores", "runs", "samples"],

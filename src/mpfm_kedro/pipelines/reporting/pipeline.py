@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from kedro.pipeline import Pipeline, node
 
 from mpfm_kedro.pipelines.reporting import nodes
+from mpfm_kedro.pipelines.reporting.history import keep, record
 
 KEPT = ["models", "scores", "run_metrics", "summary", "report"]
 
 
-def keep(result: Any) -> Any:
-    """Keep a copy in the versioned history."""
-    return result
-
-
 def create_pipeline(**_: object) -> Pipeline:
-    """Report of one setting."""
-    return Pipeline(
+    """Report of one setting, and its history; with the tag `report` alone, as DVC runs it, no history is kept."""
+    report = Pipeline(
         [
             node(
                 nodes.write_summary,
@@ -37,8 +31,13 @@ def create_pipeline(**_: object) -> Pipeline:
                 "report",
                 name="write_report",
             ),
-            *(node(keep, name, f"{name}_kept", name=f"keep_{name}") for name in KEPT),
         ],
-        namespace="reporting",
-        prefix_datasets_with_namespace=False,
+        tags="report",
     )
+    history = Pipeline(
+        [
+            *(node(keep, name, f"{name}_kept", name=f"keep_{name}") for name in KEPT),
+            node(record, ["parameters", "features", "models"], "record_kept", name="keep_record"),
+        ]
+    )
+    return Pipeline(report + history, namespace="reporting", prefix_datasets_with_namespace=False)

@@ -1,0 +1,109 @@
+"""The project's commands, by click's runner."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
+
+from mpfm_kedro.cli import cli
+
+PROJECT = Path(__file__).parents[1]
+VERSION = "2026-01-02T03.04.05.678Z"
+
+
+def call(*arguments: str, fails: bool = False) -> str:
+    result = CliRunner().invoke(cli, arguments)
+    assert (result.exit_code != 0) == fails, result.output
+    return result.output
+
+
+def keep(root: Path, version: str, auc: float, record: dict | None = None) -> None:
+    """One version of a hard setting with two classes."""
+    summary = pd.DataFrame(
+        {"dataset": "made", "category": "", "method": "MPFM", "known_class": ["spot", "mean"], "n_anomalies": 3}
+        | {"auc_mean": [0.1, auc], "auc_std": 0.0, "ap_mean": 0.5, "ap_std": 0.0, "n_seeds": 2}
+    )
+    folder = root / "history/made/hard"
+    for name in ("summary.csv", "record.json"):
+        (folder / name / version).mkdir(parents=True)
+    summary.to_csv(folder / "summary.csv" / version / "summary.csv", index=False)
+    if record is not None:
+        (folder / "record.json" / version / "record.json").write_text(json.dumps(record))
+
+
+def test_versions_are_listed_with_auc_and_origin(tmp_path: Path):
+    keep(tmp_path, VERSION, 0.75, {"revision": "abc123", "data": "d" * 16, "weights": "e" * 64})
+    keep(tmp_path, "2026-01-01T00.00.00.000Z", 0.625)  # of a time when no record was kept
+    _, first, second = call("versions", "list", "--output-root", str(tmp_path)).splitlines()
+    assert "0.6250" in first
+    assert VERSION in second
+    assert {"0.7500", "abc123", "d" * 12, "e" * 12} <= set(second.split())
+
+
+def test_no_version(tmp_path: Path):
+    assert "no version" in call("versions", "list", "--output-root", str(tmp_path))
+
+
+def test_unknown_version_is_named_with_the_known_ones(tmp_path: Path):
+    (tmp_path / "history/made/hard/models" / VERSION).mkdir(parents=True)
+    shown = call("versions", "use", "made", "hard", "yesterday", "--output-root", str(tmp_path), fails=True)
+    assert "yesterday" in shown and VERSION in shown
+
+
+def test_fetched_images_are_drawn_once(tmp_path: Path):
+    assert call("fetch", "data", "made", "--data-root", str(tmp_path)).strip() == str(tmp_path / "made")
+    image = tmp_path / "made/good/000.png"
+    image.unlink()
+    call("fetch", "data", "made", "--data-root", str(tmp_path))
+    assert not image.exists()  # what is there is left as it is
+
+
+def test_fetched_images_of_a_package_are_copied(tmp_path: Path):
+    call("fetch", "data", "elpv", "--data-root", str(tmp_path))
+    assert (tmp_path / "elpv/labels.csv").is_file()
+    assert len(list((tmp_path / "elpv/images").iterdir())) == 2624
+
+
+@pytest.mark.parametrize(("dataset", "message"), [("maid", "made"), ("aitex", "aitex")])
+def test_images_that_are_nowhere_are_an_error(dataset: str, message: str, tmp_path: Path):
+    assert message in call("fetch", "data", dataset, "--data-root", str(tmp_path), fails=True)
+
+
+def test_own_images_in_the_data_root_itself_are_not_copied(tmp_path: Path):
+    (tmp_path / "good").mkdir()
+    assert "move them" in call("fetch", "data", "folder", "--data-root", str(tmp_path), fails=True)
+
+
+def test_stores_are_listed_and_freed(tmp_path: Path):
+    assert "no feature store" in call("store", "list", "--output-root", str(tmp_path))
+    assert "nonsense" in call("store", "free", "nonsense", "--output-root", str(tmp_path), fails=True)
+
+
+def test_older_models_score_again_as_they_did(tmp_path: Path):
+    def run(namespaces: list[str] | None = None, **training: float) -> pd.DataFrame:
+        bootstrap_project(PROJECT)
+        roots = {"data_root": str(tmp_path / "raw"), "output_root": str(tmp_path)}
+        parameters = {**roots, "n_seeds": 1, "known_class": "spot", "training": training}
+        with KedroSession.create(PROJECT, env="test", runtime_params=parameters) as session:
+            session.run(pipeline_names=["hard_setting"], namespaces=namespaces)
+        return pd.read_parquet(tmp_path / "07_model_output/made/hard/scores.parquet")
+
+    first, second = run(mim_weight=0.1), run(mim_weight=50.0)
+    assert not first.equals(second)
+    versions = sorted(path.name for path in (tmp_path / "history/made/hard/models").iterdir())
+    call("versions", "use", "made", "hard", versions[0], "--output-root", str(tmp_path))
+    again = run(["hard.scoring", "hard.evaluation", "hard.reporting"])
+    pd.testing.assert_frame_equal(again, first)
+    records = [
+        json.loads(file.read_text()) for file in sorted((tmp_path / "history/made/hard/record.json").glob("*/*.json"))
+    ]
+    assert records[0]["models"] == records[2]["models"] != records[1]["models"]
+    assert [record["parameters"]["training"]["mim_weight"] for record in records] == [0.1, 50.0, 0.1]
+    assert all(record["revision"] and record["data"] and record["weights"] for record in records)
+    assert len(call("versions", "list", "--output-root", str(tmp_path)).splitlines()) == 1 + 3 * 2  # two methods
