@@ -19,11 +19,12 @@ from torchvision.models import resnet18
 
 from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract
 from mpfm_kedro.io.images import ImageLoader
+from mpfm_kedro.model.feature_rows import FeatureRows
 from mpfm_kedro.model.heads import LinearScore, LocalScore
 from mpfm_kedro.model.initialisation import build, initialise, move
 from mpfm_kedro.model.mpfm import MPFM
 from mpfm_kedro.model.objective import Options, losses
-from mpfm_kedro.model.trainer import FeatureRows, Moved, Schedule, TrainingSet, draw_batch
+from mpfm_kedro.model.trainer import Moved, Schedule, TrainingSet, draw_batch
 from mpfm_kedro.sources import elpv
 
 STATISTICS = ["mean", "max", "std"]

@@ -6,11 +6,12 @@ import torch
 
 from mpfm_kedro.model.artefact import pack
 from mpfm_kedro.model.calibration import plain_sum
+from mpfm_kedro.model.feature_rows import FeatureRows
 from mpfm_kedro.model.initialisation import initialise
 from mpfm_kedro.model.modes import Modes
 from mpfm_kedro.model.mpfm import MPFM
 from mpfm_kedro.model.objective import Options
-from mpfm_kedro.model.trainer import FeatureRows, Schedule
+from mpfm_kedro.model.trainer import Schedule
 from mpfm_kedro.parameters import RepairParameters
 from mpfm_kedro.pipelines.training.run_data import RunData
 from mpfm_kedro.pipelines.training.steps import training_set

@@ -13,12 +13,12 @@ from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from mpfm_kedro.model.feature_rows import FeatureRows
 from mpfm_kedro.model.mixture import PrototypeMixture
 from mpfm_kedro.model.mode_fitting import FittedModes, fit_modes, folds, modes_without_fold
 from mpfm_kedro.model.modes import Modes, Start
 from mpfm_kedro.model.mpfm import MPFM, Standardiser
 from mpfm_kedro.model.patches import PatchModes, fit_patch_modes
-from mpfm_kedro.model.trainer import FeatureRows
 
 logger = logging.getLogger(__name__)
 ROWS_AT_ONCE = 256

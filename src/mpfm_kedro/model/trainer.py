@@ -10,39 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpfm_kedro.model.feature_rows import FeatureRows
 from mpfm_kedro.model.heads import LocalEvidence
 from mpfm_kedro.model.modes import Start
 from mpfm_kedro.model.mpfm import MPFM
 from mpfm_kedro.model.mutual_information import information, mim_loss
 from mpfm_kedro.model.objective import KNOWN, NORMAL, PSEUDO, Batch, Losses, Options, losses
-
-
-@dataclass(frozen=True)
-class FeatureRows:
-    """Features of some images or views.
-
-    Args:
-        pooled: stored pooled statistics (n, d), fp32.
-        maps: stored maps of all rows, memory-mapped (rows, C, H', W'), fp16.
-        rows: the row of each image in ``maps`` (n,).
-        source: the sample that each image was made of (n,).
-    """
-
-    pooled: np.ndarray
-    maps: np.ndarray
-    rows: np.ndarray
-    source: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def take(self, index: np.ndarray) -> FeatureRows:
-        """Some of the images."""
-        return FeatureRows(self.pooled[index], self.maps, self.rows[index], self.source[index])
-
-    def map_batch(self, index: Any = slice(None)) -> Tensor:
-        """Maps of some of the images, (B, C, H', W'), fp16."""
-        return torch.from_numpy(np.ascontiguousarray(self.maps[self.rows[index]]))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpfm_kedro.backbones.views import CUTMIX, ORIGINAL
 from mpfm_kedro.io.feature_store import KEY, Features
-from mpfm_kedro.model.trainer import FeatureRows
+from mpfm_kedro.model.feature_rows import FeatureRows
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from mpfm_kedro.model.artefact import Artefact, unpack
 from mpfm_kedro.model.calibration import Calibration, calibrate, plain_sum
+from mpfm_kedro.model.feature_rows import FeatureRows
 from mpfm_kedro.model.heads import LocalEvidence
 from mpfm_kedro.model.initialisation import move, move_by_fold
 from mpfm_kedro.model.mode_fitting import FittedModes, folds, modes_without_fold
 from mpfm_kedro.model.modes import Start
 from mpfm_kedro.model.mpfm import MPFM
 from mpfm_kedro.model.objective import Options
-from mpfm_kedro.model.trainer import FeatureRows, Moved, TrainingSet
+from mpfm_kedro.model.trainer import Moved, TrainingSet
 from mpfm_kedro.parameters import RepairParameters, TrainingParameters
 from mpfm_kedro.pipelines.training.run_data import RunData
 

@@ -1,0 +1,1 @@
+"""Rivals and references behind one interface, on the features of one frozen backbone."""
