@@ -1,1 +1,53 @@
 """Rivals and references behind one interface, on the features of one frozen backbone."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
+    from mpfm_kedro.baselines.method import Method
+
+RIVALS = ("DevNet", "FLOS", "SAOE", "MLEP", "DRA", "AHL", "DPDL")
+
+
+@cache
+def baselines() -> list[type[Method]]:
+    """All of them, rivals first."""
+    from mpfm_kedro.baselines.ahl import AHL
+    from mpfm_kedro.baselines.devnet import DevNet
+    from mpfm_kedro.baselines.dpdl import DPDL
+    from mpfm_kedro.baselines.dra import DRA
+    from mpfm_kedro.baselines.flos import FLOS
+    from mpfm_kedro.baselines.mlep import MLEP
+    from mpfm_kedro.baselines.patch_knn import PatchNeighbours
+    from mpfm_kedro.baselines.references import (
+        LogisticRegression,
+        LogisticRegressionAndMahalanobis,
+        Mahalanobis,
+        MixtureOfModes,
+        NearestNormals,
+    )
+    from mpfm_kedro.baselines.saoe import SAOE
+
+    rivals: list[type[Method]] = [DevNet, FLOS, SAOE, MLEP, DRA, AHL, DPDL]
+    without_anomalies: list[type[Method]] = [Mahalanobis, MixtureOfModes, NearestNormals, PatchNeighbours]
+    return [*rivals, *without_anomalies, LogisticRegression, LogisticRegressionAndMahalanobis]
+
+
+def baseline(name: str) -> type[Method]:
+    """The one of this name."""
+    return {method.name: method for method in baselines()}[name]
+
+
+@cache
+def baseline_digest(name: str) -> str:
+    """Digest of the code of a baseline: its file and what all of them share."""
+    module = Path(__import__(baseline(name).__module__, fromlist=["_"]).__file__ or "")
+    shared = [file for file in module.parent.glob("*.py") if file.stem in ("method", "gradient_training")]
+    digest = hashlib.sha256()
+    for file in sorted({module, *shared}):
+        digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()[:16]

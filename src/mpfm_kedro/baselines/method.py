@@ -41,9 +41,12 @@ class Method(ABC):
         supervised: whether it learns from known anomalies; results of one that does not are shared by all runs with
             the same normals.
         random: whether the seed matters.
-        budget: what was spent on it, in words, for the tables: iterations and batch, or how it is solved.
+        budget: what is spent on it, in words, for the tables; ``{steps}`` stands for the number of training steps.
         seconds: about how long fitting and scoring take, on one core, for 1,131 normals and 1,100 tested images at
             224 px; only for telling beforehand how long a comparison takes.
+
+    Args:
+        steps: of a method that is trained step by step; others have no use for it.
     """
 
     name: ClassVar[str]
@@ -51,6 +54,9 @@ class Method(ABC):
     random: ClassVar[bool]
     budget: ClassVar[str]
     seconds: ClassVar[float]
+
+    def __init__(self, steps: int = 1000) -> None:
+        self.steps = steps
 
     @abstractmethod
     def fit(self, data: TrainingData, seed: int, device: torch.device) -> None:

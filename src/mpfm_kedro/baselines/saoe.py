@@ -1,0 +1,47 @@
+"""SAOE: a classifier that also sees made anomalies."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mpfm_kedro.baselines.gradient_training import GradientMethod, TopPositions
+
+
+class ThreeWay(nn.Module):
+    """Logits of normal, seen and pseudo: zero, and the top positions' signed scores of the two kinds of anomalies."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.top = TopPositions(channels, 2, absolute=False)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, H', W', C) → (B, 3)."""
+        return nn.functional.pad(self.top(maps), (1, 0))
+
+
+class SAOE(GradientMethod):
+    """Cross-entropy of normal, seen and pseudo; the score is log p(not normal) − log p(normal).
+
+    Pseudo-anomalies are its synthetic anomalies. Exposure to outliers, images of other datasets, is left out: a run has
+    none. The backbone is frozen here and tuned in the published comparisons.
+    """
+
+    name: ClassVar[str] = "SAOE"
+    seconds: ClassVar[float] = 11
+    learning_rate: ClassVar[float] = 3e-2
+    uses_pseudo: ClassVar[bool] = True
+
+    def network(self, normals: list[Tensor]) -> nn.Module:
+        """Three logits an image."""
+        return ThreeWay(normals[0].shape[-1])
+
+    def loss(self, output: Tensor, side: Tensor, generator: torch.Generator) -> Tensor:
+        """Cross-entropy of (B, 3)."""
+        return nn.functional.cross_entropy(output, side)
+
+    def anomaly_score(self, output: Tensor) -> Tensor:
+        """Log-odds, (B, 3) → (B,)."""
+        return output[:, 1:].logsumexp(1) - output[:, 0]
