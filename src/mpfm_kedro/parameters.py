@@ -20,6 +20,7 @@ Count = Annotated[int, Field(ge=1)]
 Repair = Literal["repaired", "printed"]
 View = Literal["hflip", "vflip", "rot90", "rot180", "rot270", "transpose", "transverse"]
 Statistic = Literal["mean", "max", "std"]
+Score = Literal["g", "a", "r", "n"]
 
 
 def _in_list(value: Any) -> Any:
@@ -93,6 +94,21 @@ class TrainingParameters(Group):
     hidden: Count
     held_back_share: Annotated[float, Field(gt=0, lt=0.5)]
     top_share: Annotated[float, Field(gt=0, le=1)]
+    scores: Annotated[list[Score], Field(min_length=1)]
+
+
+class ComparisonParameters(Group):
+    """What the comparison covers."""
+
+    n_anomalies: Annotated[list[Count], Field(min_length=1), BeforeValidator(_in_list)]
+    methods: Annotated[list[str], Field(min_length=1), BeforeValidator(_in_list)]
+
+
+class SensitivityParameters(Group):
+    """The values that the sensitivity study tries."""
+
+    n_prototypes: Annotated[list[Count], Field(min_length=1), BeforeValidator(_in_list)]
+    mim_weight: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1), BeforeValidator(_in_list)]
 
 
 class ComputeParameters(Group):
@@ -121,6 +137,8 @@ class Parameters(Group):
     prototypes: PrototypeParameters
     repairs: RepairParameters
     training: TrainingParameters
+    comparison: ComparisonParameters
+    sensitivity: SensitivityParameters
     compute: ComputeParameters
 
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline
 
-from mpfm_kedro.pipelines import audit, datasets, features, general_setting, hard_setting, ingestion
+from mpfm_kedro.pipelines import (
+    ablation,
+    audit,
+    comparison,
+    datasets,
+    features,
+    general_setting,
+    hard_setting,
+    ingestion,
+    sensitivity,
+)
 
 
 def register_pipelines() -> dict[str, Pipeline]:
@@ -16,5 +26,8 @@ def register_pipelines() -> dict[str, Pipeline]:
         "features": ingestion.create_pipeline() + features.create_pipeline(),
         "general_setting": general_setting.create_pipeline(),
         "hard_setting": hard_setting.create_pipeline(),
+        "comparison": comparison.create_pipeline(),
+        "ablation": ablation.create_pipeline(),
+        "sensitivity": sensitivity.create_pipeline(),
     }
     return {**pipelines, "__default__": pipelines["hard_setting"]}

@@ -53,8 +53,6 @@ class Modes(nn.Module):
             "place": place,
         }.items():
             self.register_buffer(name, value.float())
-        filled = (basis.abs().amax(1) > 0).float()  # 1 for eigenvectors, 0 for columns that fill up, (J, r)
-        self.register_buffer("filled", filled, persistent=False)
 
     weight: Tensor
     mean: Tensor
@@ -62,7 +60,6 @@ class Modes(nn.Module):
     variance: Tensor
     remainder: Tensor
     place: Tensor
-    filled: Tensor
 
     @property
     def n_modes(self) -> int:
@@ -72,7 +69,7 @@ class Modes(nn.Module):
     @property
     def log_det(self) -> Tensor:
         """Log |det A_j| = −½ log |Σ_j|, (J,)."""
-        inside = (self.filled * (self.variance.log() - self.remainder.log()[:, None])).sum(1)
+        inside = (self.variance.log() - self.remainder.log()[:, None]).sum(1)
         return -0.5 * (inside + self.mean.shape[1] * self.remainder.log())
 
     def log_prob(self, z: Tensor) -> Tensor:
@@ -101,7 +98,7 @@ class Modes(nn.Module):
         energy = inside.square()
         outside = (offset.square().sum(2) - energy.sum(2)).clamp_min(0)
         quadratic = (energy / variance_in).sum(2) + outside / variance_out
-        volume = (self.filled * (variance_in.log() - variance_out.log()[..., None])).sum(2) + d * variance_out.log()
+        volume = (variance_in.log() - variance_out.log()[..., None]).sum(2) + d * variance_out.log()
         return self.weight.log() - 0.5 * (quadratic + volume + d * math.log(2 * math.pi))
 
     def _velocity(self, offset: Tensor, inside: Tensor, g_in: Tensor, g_out: Tensor) -> Tensor:

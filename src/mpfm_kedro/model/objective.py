@@ -42,7 +42,8 @@ class Batch:
 class Options:
     """Weights of the objective, and which of the named repairs are off (printed).
 
-    ``pseudo_weight`` is that of pseudo-anomalies in the binary losses; known anomalies and normals weigh 1.
+    ``pseudo_weight`` is that of pseudo-anomalies in the binary losses; known anomalies and normals weigh 1. Only the
+    named ``scores`` are trained.
     """
 
     mim_weight: float
@@ -53,6 +54,7 @@ class Options:
     velocity_scale: float = 1.0
     printed_mutual_information: bool = False
     printed_normality_target: bool = False
+    scores: str = "garn"
 
 
 class Losses(NamedTuple):
@@ -70,7 +72,8 @@ class Losses(NamedTuple):
     def total(self, options: Options) -> Tensor:
         """L, with a ridge penalty on the linear heads."""
         flow = self.flow_normal + self.flow_anomaly
-        score = self.score_g + self.score_a + self.score_r + self.score_n
+        of_score = {"g": self.score_g, "a": self.score_a, "r": self.score_r, "n": self.score_n}
+        score = torch.stack([of_score[name] for name in options.scores]).sum()
         return score + flow + options.mim_weight * self.mim + options.head_penalty * self.penalty
 
 

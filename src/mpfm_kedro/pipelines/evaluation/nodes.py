@@ -11,7 +11,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from mpfm_kedro.io.artefacts import ArtefactFile
 from mpfm_kedro.pipelines.ingestion.repeats import content
 from mpfm_kedro.pipelines.runs.nodes import records
-from mpfm_kedro.pipelines.scoring.nodes import TRAINED, UNTRAINED
+from mpfm_kedro.pipelines.scoring.nodes import TRAINED
 
 CELL = ["dataset", "category", "method", "known_class", "n_anomalies"]
 MEASURES = ["auc_mean", "auc_std", "ap_mean", "ap_std"]
@@ -36,9 +36,7 @@ def measure_runs(
             {
                 "run": run,
                 "method": method,
-                **_measures(part),
-                "n_test_normals": int((part["label"] == 0).sum()),
-                "n_test_anomalies": int((part["label"] == 1).sum()),
+                **measures(part),
                 "seconds": round(seconds, 2),
             }
         )
@@ -56,7 +54,7 @@ def summarise_without_repeats(scores: pd.DataFrame, runs: pd.DataFrame, samples:
     if not left_out.any():
         return pd.DataFrame(columns=[*SUMMARY, "left_out"])
     kept = scores[~left_out.to_numpy()]
-    rows = [{"run": run, "method": method, **_measures(part)} for (run, method), part in kept.groupby(RUN_METHOD)]
+    rows = [{"run": run, "method": method, **measures(part)} for (run, method), part in kept.groupby(RUN_METHOD)]
     metrics = (
         runs[RUN]
         .merge(pd.DataFrame(rows), on="run")
@@ -74,33 +72,28 @@ def repeated_tests(run: dict[str, Any], shown: pd.Series) -> set[str]:
     return set(tested.index[tested.isin(set(learned)) | tested.duplicated()])
 
 
-def _measures(part: pd.DataFrame) -> dict[str, float]:
-    """AUC and AP; undefined where only normals or only anomalies are left."""
-    if part["label"].nunique() < 2:
-        return {"auc": np.nan, "ap": np.nan}
+def measures(part: pd.DataFrame) -> dict[str, float]:
+    """AUC and AP, undefined where only normals or only anomalies are left, and the numbers of both."""
+    anomalies = int((part["label"] == 1).sum())
+    sizes = {"n_test_normals": len(part) - anomalies, "n_test_anomalies": anomalies}
+    if 0 in sizes.values():
+        return {"auc": np.nan, "ap": np.nan, **sizes}
     scored = part["label"], part["score"]
-    return {"auc": float(roc_auc_score(*scored)), "ap": float(average_precision_score(*scored))}
+    return {"auc": float(roc_auc_score(*scored)), "ap": float(average_precision_score(*scored)), **sizes}
 
 
 def summarise(run_metrics: pd.DataFrame) -> pd.DataFrame:
     """Mean and standard deviation over seeds of every cell, and of the mean over known classes and categories.
 
-    The ± of a mean over classes is the standard deviation over seeds of that mean.
+    The ± of a mean over classes is the standard deviation over seeds of that mean. Methods keep their order.
     """
-    cells = run_metrics.copy()
-    tables = [cells]
-    if cells["known_class"].nunique() > 1:
-        tables.append(_mean_over(cells, "known_class"))
-    if cells["category"].nunique() > 1:
-        of_classes = tables[-1] if len(tables) > 1 else cells
-        tables.append(_mean_over(of_classes, "category"))
-    order = {TRAINED: 0, UNTRAINED: 1}
-    groups = pd.concat(tables).groupby(CELL, sort=False)
+    order = {method: place for place, method in enumerate(run_metrics["method"].unique())}
+    groups = with_means(run_metrics, ["auc", "ap"]).groupby(CELL, sort=False)
     summary = groups.agg(
         auc_mean=("auc", "mean"),
-        auc_std=("auc", _spread),
+        auc_std=("auc", spread),
         ap_mean=("ap", "mean"),
-        ap_std=("ap", _spread),
+        ap_std=("ap", spread),
         n_seeds=("seed", "nunique"),
     ).reset_index()
     summary["_method"] = summary["method"].map(order)
@@ -110,6 +103,16 @@ def summarise(run_metrics: pd.DataFrame) -> pd.DataFrame:
         category=summary["category"].replace("mean", "\uffff"),
     )
     return summary.loc[key.sort_values(by).index, SUMMARY].reset_index(drop=True)
+
+
+def with_means(run_metrics: pd.DataFrame, values: list) -> pd.DataFrame:
+    """The rows of one setting, and for every seed the means of ``values`` over known classes and categories."""
+    tables = [run_metrics]
+    if run_metrics["known_class"].nunique() > 1:
+        tables.append(_mean_over(run_metrics, "known_class", values))
+    if run_metrics["category"].nunique() > 1:
+        tables.append(_mean_over(tables[-1], "category", values))
+    return pd.concat(tables)
 
 
 def as_metrics(summary: pd.DataFrame) -> dict[str, Any]:
@@ -124,11 +127,11 @@ def as_metrics(summary: pd.DataFrame) -> dict[str, Any]:
     return metrics
 
 
-def _mean_over(metrics: pd.DataFrame, column: str) -> pd.DataFrame:
+def _mean_over(metrics: pd.DataFrame, column: str, values: list) -> pd.DataFrame:
     rest = [name for name in [*CELL, "seed"] if name != column]
-    return metrics.groupby(rest, sort=False)[["auc", "ap"]].mean().reset_index().assign(**{column: "mean"})
+    return metrics.groupby(rest, sort=False)[values].mean().reset_index().assign(**{column: "mean"})
 
 
-def _spread(values: pd.Series) -> float:
+def spread(values: pd.Series) -> float:
     """Standard deviation over seeds (population), zero for one seed."""
     return float(values.std(ddof=0))

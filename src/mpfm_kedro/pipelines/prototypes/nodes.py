@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +21,15 @@ from mpfm_kedro.parameters import (
 )
 from mpfm_kedro.pipelines.runs.nodes import records
 from mpfm_kedro.provenance import code_digest, code_revision
+
+SHAPE = [
+    "hidden",
+    "transport_steps",
+    "top_share",
+    "held_back_share",
+    "scores",
+]  # what an initial model takes of the training
+REPAIRS = ["transport_start", "fusion"]
 
 
 @dataclass(frozen=True)
@@ -46,28 +57,33 @@ def initialise_prototypes(
 
     It knows no anomaly, so runs that differ only in these share it.
     """
+    tasks = {
+        run["run"]: plan_initialisation(run, features, cache, prototypes, repairs, training) for run in records(runs)
+    }
+    left = {task.entry.path: task for task in tasks.values() if not task.entry.exists()}
+    if left:
+        map_runs(initialise_run, list(left.values()), "Prototypes", compute)
+    return {run: task.entry for run, task in tasks.items()}
+
+
+def plan_initialisation(
+    run: dict[str, Any],
+    features: Features,
+    cache: RunCache,
+    prototypes: PrototypeParameters,
+    repairs: RepairParameters,
+    training: TrainingParameters,
+) -> Task:
+    """The initialisation of one run, and where it is kept."""
     from mpfm_kedro.pipelines.training.run_data import content_key
 
-    entries: dict[str, ArtefactFile] = {}
-    tasks: dict[str, Task] = {}
-    for run in records(runs):
-        key = content_key(run, features, with_anomalies=False) | {
-            "code": code_digest(),
-            "prototypes": prototypes.model_dump(),
-            "repairs": [repairs.transport_start, repairs.fusion],
-            "shape": [
-                training.hidden,
-                training.transport_steps,
-                training.top_share,
-                training.held_back_share,
-            ],
-        }
-        entry = entries[run["run"]] = cache.entry(key, "initial")
-        if not entry.exists():
-            tasks[entry.path.name] = Task(run, features, entry, prototypes, repairs, training)
-    if tasks:
-        map_runs(initialise_run, list(tasks.values()), "Prototypes", compute)
-    return entries
+    key = content_key(run, features, with_anomalies=False) | {
+        "code": code_digest(),
+        "prototypes": prototypes.model_dump(),
+        "repairs": [getattr(repairs, name) for name in REPAIRS],
+        "shape": [getattr(training, name) for name in SHAPE],
+    }
+    return Task(run, features, cache.entry(key, "initial"), prototypes, repairs, training)
 
 
 def initialise_run(task: Task) -> None:
@@ -76,7 +92,7 @@ def initialise_run(task: Task) -> None:
 
     from mpfm_kedro.model.artefact import pack
     from mpfm_kedro.model.initialisation import build, initialise
-    from mpfm_kedro.pipelines.training.run_data import run_data
+    from mpfm_kedro.pipelines.training.run_data import content_key, run_data
     from mpfm_kedro.pipelines.training.steps import calibrate_model
 
     began = time.monotonic()
@@ -97,8 +113,20 @@ def initialise_run(task: Task) -> None:
         "labels": torch.from_numpy(init.fitted.labels),
         "shrinkage": torch.from_numpy(init.fitted.shrinkage),
     }
-    details = {"modes_tried": init.tried, "seconds": time.monotonic() - began, "revision": code_revision()}
-    task.entry.save(pack(model, calibrate_model(model, data, task.repairs), extra, details))
+    contents = content_key(task.run, task.features, with_anomalies=False)["contents"]
+    details = {
+        "modes_tried": init.tried,
+        "seconds": time.monotonic() - began,
+        "seed": task.run["seed"],
+        "data": hashlib.sha256(json.dumps(contents).encode()).hexdigest(),
+        "features": task.features.store.spec.digest,
+        "weights": task.features.store.spec.weights_digest,
+        "revision": code_revision(),
+        "prototypes": task.prototypes.model_dump(),
+        "training": {name: getattr(training, name) for name in SHAPE},
+        "repairs": {name: getattr(task.repairs, name) for name in REPAIRS},
+    }
+    task.entry.save(pack(model, calibrate_model(model, data, task.repairs, training.scores), extra, details))
 
 
 def tabulate_modes(initial_models: dict[str, ArtefactFile]) -> pd.DataFrame:

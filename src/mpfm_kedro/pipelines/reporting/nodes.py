@@ -37,8 +37,8 @@ def _text_table(summary: pd.DataFrame) -> str:
             "method": summary["method"],
             "known class": summary["known_class"].replace("", "(any)"),
             "M": summary["n_anomalies"],
-            "AUC": _plus_minus(summary, "auc"),
-            "AP": _plus_minus(summary, "ap"),
+            "AUC": plus_minus(summary, "auc"),
+            "AP": plus_minus(summary, "ap"),
             "seeds": summary["n_seeds"],
         }
     )
@@ -53,7 +53,8 @@ def _left_out(without_repeats: pd.DataFrame) -> str:
     )
 
 
-def _plus_minus(summary: pd.DataFrame, metric: str) -> list[str]:
+def plus_minus(summary: pd.DataFrame, metric: str) -> list[str]:
+    """Mean ± standard deviation of every row."""
     pairs = zip(summary[f"{metric}_mean"], summary[f"{metric}_std"], strict=True)
     return [f"{mean:.3f} ± {std:.3f}" for mean, std in pairs]
 
@@ -61,7 +62,7 @@ def _plus_minus(summary: pd.DataFrame, metric: str) -> list[str]:
 def draw_roc_curves(scores: pd.DataFrame, run_metrics: pd.DataFrame) -> Figure:
     """ROC curves of the trained models, one panel a cell, one line a seed, the untrained ones in grey."""
     cells = run_metrics.groupby(["category", "known_class", "n_anomalies"], sort=False)
-    figure, axes = _grid(cells.ngroups)
+    figure, axes = grid(cells.ngroups)
     by_run = dict(tuple(scores.groupby(["run", "method"])))
     for axis, (cell, part) in zip(axes, cells, strict=False):
         for run, method in zip(part["run"], part["method"], strict=True):
@@ -83,7 +84,7 @@ def draw_roc_curves(scores: pd.DataFrame, run_metrics: pd.DataFrame) -> Figure:
 def draw_score_histograms(scores: pd.DataFrame) -> Figure:
     """Fused score and its four parts, normals against anomalies, over all runs of the trained model."""
     own = scores[scores["method"] == TRAINED]
-    figure, axes = _grid(1 + len(PART_COLUMNS))
+    figure, axes = grid(1 + len(PART_COLUMNS))
     for axis, column in zip(axes, ["score", *PART_COLUMNS], strict=False):
         values = own[column].clip(*np.quantile(own[column], [0.005, 0.995]))
         bins = np.histogram_bin_edges(values, bins=50)
@@ -99,7 +100,7 @@ def draw_loss_curves(history: pd.DataFrame) -> Figure:
     """Every loss term over the epochs, mean and range over runs."""
     terms = ["flow_normal", "flow_anomaly", "mim", "score_g", "score_a", "score_r", "score_n", "total"]
     terms = [term for term in terms if term in history]
-    figure, axes = _grid(max(1, len(terms)))
+    figure, axes = grid(max(1, len(terms)))
     for axis, term in zip(axes, terms, strict=False):
         over_runs = history.groupby("epoch")[term]
         axis.fill_between(over_runs.min().index, over_runs.min(), over_runs.max(), color=NORMAL, alpha=0.25, lw=0)
@@ -111,7 +112,7 @@ def draw_loss_curves(history: pd.DataFrame) -> Figure:
 def draw_prototype_usage(history: pd.DataFrame) -> Figure:
     """Used prototypes, entropy of the assignments and share of the mutual information over the epochs."""
     columns = [name for name in ("used_prototypes", "assignment_entropy", "information_share") if name in history]
-    figure, axes = _grid(max(1, len(columns)))
+    figure, axes = grid(max(1, len(columns)))
     for axis, column in zip(axes, columns, strict=False):
         for _, part in history.groupby("run"):
             axis.plot(part["epoch"], part[column], color=NORMAL, alpha=0.5, lw=0.8)
@@ -121,7 +122,7 @@ def draw_prototype_usage(history: pd.DataFrame) -> Figure:
 
 def draw_sampled_features(sampled_features: pd.DataFrame) -> Figure:
     """Features of normals that the model draws, over real ones, along two directions."""
-    figure, (axis,) = _grid(1)
+    figure, (axis,) = grid(1)
     for kind, colour in (("real", "0.6"), ("sampled", NORMAL)):
         part = sampled_features[sampled_features["kind"] == kind]
         axis.scatter(part["first"], part["second"], s=5, color=colour, alpha=0.6, label=kind)
@@ -152,9 +153,18 @@ def write_report(
     if without_repeats is not None and len(without_repeats):
         parts.append(f"<p>{html.escape(_left_out(without_repeats))}</p>{_html_table(without_repeats)}")
     parts.append(f"<p>'{UNTRAINED}' is the same model before its first training step.</p>")
-    for heading, figure in pictures.items():
-        parts.append(f"<h2>{html.escape(heading)}</h2><img alt='{html.escape(heading)}' src='{_embedded(figure)}'>")
+    parts += [picture(heading, figure) for heading, figure in pictures.items()]
     parts.append("<h2>Runs</h2>" + run_metrics.round(4).to_html(index=False, border=0))
+    return page(title, parts)
+
+
+def picture(heading: str, figure: Figure) -> str:
+    """A figure under its heading, for a page."""
+    return f"<h2>{html.escape(heading)}</h2><img alt='{html.escape(heading)}' src='{embedded(figure)}'>"
+
+
+def page(title: str, parts: list[str]) -> str:
+    """An HTML page complete in itself."""
     style = "body{font:15px sans-serif;margin:2em auto;max-width:72em}td,th{padding:.2em .8em;text-align:left}"
     style += "img{max-width:100%}"
     return (
@@ -164,21 +174,23 @@ def write_report(
 
 
 def _html_table(summary: pd.DataFrame) -> str:
-    shown = summary.assign(AUC=_plus_minus(summary, "auc"), AP=_plus_minus(summary, "ap"))
+    shown = summary.assign(AUC=plus_minus(summary, "auc"), AP=plus_minus(summary, "ap"))
     return shown.drop(columns=["auc_mean", "auc_std", "ap_mean", "ap_std"]).to_html(index=False, border=0)
 
 
-def _embedded(figure: Figure) -> str:
+def embedded(figure: Figure) -> str:
+    """A picture as an address that holds it."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=90)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _grid(n: int) -> tuple[Figure, list]:
+def grid(n: int, height: float = 3, sharey: bool = False) -> tuple[Figure, list]:
+    """A figure with ``n`` panels, at most four in a row."""
     columns = min(n, 4)
     rows = -(-n // columns)
-    figure = Figure(figsize=(3.2 * columns, 3 * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    figure = Figure(figsize=(3.2 * columns, height * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=sharey).ravel()
     for axis in axes[n:]:
         axis.set_visible(False)
     return figure, list(axes)

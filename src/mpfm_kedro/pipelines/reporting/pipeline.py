@@ -7,7 +7,7 @@ from kedro.pipeline import Pipeline, node
 from mpfm_kedro.pipelines.reporting import nodes
 from mpfm_kedro.pipelines.reporting.history import keep, record
 
-KEPT = ["models", "scores", "run_metrics", "summary", "report"]
+KEPT = ["models", "scores", "run_metrics", "summary", "report", "record"]
 
 
 def create_pipeline(**_: object) -> Pipeline:
@@ -36,8 +36,8 @@ def create_pipeline(**_: object) -> Pipeline:
     )
     history = Pipeline(
         [
+            node(record, ["parameters", "features", "models"], "record", name="record"),
             *(node(keep, name, f"{name}_kept", name=f"keep_{name}") for name in KEPT),
-            node(record, ["parameters", "features", "models"], "record_kept", name="keep_record"),
         ]
     )
     return Pipeline(report + history, namespace="reporting", prefix_datasets_with_namespace=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -44,26 +46,36 @@ def train_models(
     compute: ComputeParameters,
 ) -> dict[str, ArtefactFile]:
     """The trained model of every run; runs that were trained before are taken from the cache."""
+    tasks = {
+        run["run"]: plan_training(run, features, cache, initial_models[run["run"]], repairs, training, device)
+        for run in records(runs)
+    }
+    left = [task for task in tasks.values() if not task.entry.exists()]
+    if left:
+        map_runs(train_run, left, "Training", compute, device)
+    return {run: task.entry for run, task in tasks.items()}
+
+
+def plan_training(
+    run: dict[str, Any],
+    features: Features,
+    cache: RunCache,
+    initial: ArtefactFile,
+    repairs: RepairParameters,
+    training: TrainingParameters,
+    device: str,
+) -> Task:
+    """The training of one run from its initial model, and where model and checkpoints are kept."""
     from mpfm_kedro.pipelines.training.run_data import content_key
 
-    entries, tasks = {}, []
-    for run in records(runs):
-        name = run["run"]
-        key = content_key(run, features, with_anomalies=True) | {
-            "code": code_digest(),
-            "initial": initial_models[name].digest(),
-            "training": training.model_dump(),
-            "repairs": repairs.model_dump(),
-        }
-        entries[name] = cache.entry(key, "model")
-        if not entries[name].exists():
-            checkpoint = cache.entry(key, "checkpoint")
-            tasks.append(
-                Task(run, features, initial_models[name], entries[name], checkpoint, training, repairs, device)
-            )
-    if tasks:
-        map_runs(train_run, tasks, "Training", compute, device)
-    return entries
+    key = content_key(run, features, with_anomalies=True) | {
+        "code": code_digest(),
+        "initial": initial.digest(),
+        "training": training.model_dump(),
+        "repairs": repairs.model_dump(),
+    }
+    model, checkpoint = (cache.entry(key, kind) for kind in ("model", "checkpoint"))
+    return Task(run, features, initial, model, checkpoint, training, repairs, device)
 
 
 def train_run(task: Task) -> None:
@@ -74,7 +86,7 @@ def train_run(task: Task) -> None:
     from mpfm_kedro.model.artefact import pack, unpack
     from mpfm_kedro.model.checkpoint import load_state, save_state
     from mpfm_kedro.model.trainer import Schedule, State, train
-    from mpfm_kedro.pipelines.training.run_data import run_data
+    from mpfm_kedro.pipelines.training.run_data import content_key, run_data
     from mpfm_kedro.pipelines.training.steps import calibrate_model, objective_options, training_set
 
     began = time.monotonic()
@@ -98,17 +110,21 @@ def train_run(task: Task) -> None:
             state,
             keep,
         )
+    contents = content_key(task.run, task.features, with_anomalies=True)["contents"]
     details = {
         "run": {name: task.run[name] for name in DESCRIPTION},
         "history": history,
         "seconds": spent + time.monotonic() - began,
+        "initial": task.initial.digest(),
+        "data": hashlib.sha256(json.dumps(contents).encode()).hexdigest(),
         "features": task.features.store.spec.digest,
         "weights": task.features.store.spec.weights_digest,
         "revision": code_revision(),
+        "prototypes": initial.details.get("prototypes"),
         "training": task.training.model_dump(),
         "repairs": task.repairs.model_dump(),
     }
-    task.entry.save(pack(model, calibrate_model(model, data, task.repairs), {}, details))
+    task.entry.save(pack(model, calibrate_model(model, data, task.repairs, task.training.scores), {}, details))
     task.checkpoint.delete()
 
 

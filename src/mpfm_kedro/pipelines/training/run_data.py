@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpfm_kedro.backbones.views import CUTMIX, ORIGINAL
+from mpfm_kedro.baselines.method import TrainingData
 from mpfm_kedro.io.feature_store import KEY, Features
 from mpfm_kedro.model.feature_rows import FeatureRows
 
@@ -33,15 +34,30 @@ def run_data(run: dict[str, Any], features: Features, held_back_share: float) ->
     n_held_back = max(1, round(held_back_share * len(normals)))
     held_back, fitted = normals[np.sort(order[:n_held_back])], normals[np.sort(order[n_held_back:])]
     cutmix = features.views(CUTMIX)
-    known = features.index["sample_id"].isin(run["known_anomalies"])
-    turned = sorted(features.index["view"][known].unique())
     return RunData(
         normals=select(features, fitted, [ORIGINAL]),
         pseudo=select(features, fitted, cutmix),
-        anomalies=select(features, np.array(run["known_anomalies"]), turned),
+        anomalies=_known_anomalies(run, features),
         held_back=select(features, held_back, [ORIGINAL]),
         held_back_pseudo=select(features, held_back, cutmix),
     )
+
+
+def all_training_data(run: dict[str, Any], features: Features) -> TrainingData:
+    """The training side of a run for a baseline: all training normals, none held back."""
+    normals = np.array(run["train_normals"])
+    return TrainingData(
+        normals=select(features, normals, [ORIGINAL]),
+        pseudo=select(features, normals, features.views(CUTMIX)),
+        anomalies=_known_anomalies(run, features),
+    )
+
+
+def _known_anomalies(run: dict[str, Any], features: Features) -> FeatureRows:
+    """The known anomalies as they are, then in turned views."""
+    known = features.index["sample_id"].isin(run["known_anomalies"])
+    turned = sorted(set(features.index["view"][known]) - {ORIGINAL})
+    return select(features, np.array(run["known_anomalies"]), [ORIGINAL, *turned])
 
 
 def select(features: Features, sample_ids: np.ndarray, views: list[str]) -> FeatureRows:

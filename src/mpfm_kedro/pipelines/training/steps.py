@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from mpfm_kedro.model.artefact import Artefact, unpack
-from mpfm_kedro.model.calibration import Calibration, calibrate, plain_sum
+from mpfm_kedro.model.calibration import PARTS, Calibration, calibrate, plain_sum
 from mpfm_kedro.model.feature_rows import FeatureRows
 from mpfm_kedro.model.heads import LocalEvidence
 from mpfm_kedro.model.initialisation import move, move_by_fold
@@ -16,7 +18,7 @@ from mpfm_kedro.model.modes import Start
 from mpfm_kedro.model.mpfm import MPFM
 from mpfm_kedro.model.objective import Options
 from mpfm_kedro.model.trainer import Moved, TrainingSet
-from mpfm_kedro.parameters import RepairParameters, TrainingParameters
+from mpfm_kedro.parameters import RepairParameters, Score, TrainingParameters
 from mpfm_kedro.pipelines.training.run_data import RunData
 
 IMAGES_AT_ONCE = 256
@@ -32,6 +34,7 @@ def objective_options(training: TrainingParameters, repairs: RepairParameters, n
         pseudo_weight=1 / n_anomalies,
         printed_mutual_information=repairs.mutual_information == "printed",
         printed_normality_target=repairs.normality_target == "printed",
+        scores="".join(training.scores),
     )
 
 
@@ -67,12 +70,14 @@ def score_rows(model: MPFM, rows: FeatureRows) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(parts), np.concatenate(modes)
 
 
-def calibrate_model(model: MPFM, data: RunData, repairs: RepairParameters) -> Calibration:
-    """Standardisation and weights from held-back normals and their pseudo-anomalies."""
+def calibrate_model(model: MPFM, data: RunData, repairs: RepairParameters, scores: list[Score]) -> Calibration:
+    """Standardisation and weights from held-back normals and their pseudo-anomalies; of the named scores alone."""
     if repairs.fusion == "printed":
-        return plain_sum(model.modes.n_modes)
-    normals, pseudo = score_rows(model, data.held_back), score_rows(model, data.held_back_pseudo)
-    return calibrate(*normals, *pseudo, n_modes=model.modes.n_modes)
+        calibration = plain_sum(model.modes.n_modes)
+    else:
+        normals, pseudo = score_rows(model, data.held_back), score_rows(model, data.held_back_pseudo)
+        calibration = calibrate(*normals, *pseudo, n_modes=model.modes.n_modes)
+    return replace(calibration, weight=calibration.weight * [part in scores for part in PARTS])
 
 
 def _z(model: MPFM, rows: FeatureRows) -> np.ndarray:

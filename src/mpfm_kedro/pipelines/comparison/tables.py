@@ -1,0 +1,107 @@
+"""The comparison: all methods in all cells, published figures under their own heading."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mpfm_kedro.pipelines.comparison.layout import (
+    MARKS,
+    Column,
+    Entry,
+    Section,
+    Table,
+    by_category,
+    columns_in_order,
+    plus_minus,
+    rows_by_method,
+)
+from mpfm_kedro.pipelines.comparison.measures import CELL, CELL_METHOD
+from mpfm_kedro.pipelines.comparison.pages import as_markdown, as_page
+from mpfm_kedro.pipelines.comparison.pictures import draw_comparison
+from mpfm_kedro.pipelines.reporting.nodes import COVERS
+
+HEADINGS = {
+    "ours": "ours",
+    "rival": "rivals",
+    "reference": "references",
+    "published": "published (claimed by their authors, other configuration)",
+}
+PLACES = {1: "best", 2: "second"}
+NOTED = "†"
+LEGEND = (
+    "AUC, mean ± standard deviation over seeds. Bold: best measured, underlined: second best. ▲ better, ▼ worse than "
+    "MPFM: the 95 % interval of the difference, over seeds and test samples, leaves out zero."
+)
+
+
+def comparison_table(
+    summary: pd.DataFrame, differences: pd.DataFrame, methods: pd.DataFrame, published: pd.DataFrame
+) -> pd.DataFrame:
+    """One row a cell and method: summary, difference to MPFM with its interval, kind and budget.
+
+    Ours come first, then rivals, references and published figures. ``place`` is best or second among the measured
+    methods of the cell, to three digits: equal figures share a place.
+    """
+    own = summary.merge(differences, on=CELL_METHOD, how="left").merge(methods, on="method")
+    own["place"] = own.groupby(CELL)["auc_mean"].transform(_place)
+    claimed = published.assign(kind="published")
+    table = pd.concat([own, claimed], ignore_index=True) if len(claimed) else own.assign(note="")
+    order = list(dict.fromkeys([*methods["method"], *claimed["method"]]))
+    rank = table.assign(kind=table["kind"].map(list(HEADINGS).index), method=table["method"].map(order.index))
+    table = table.loc[rank.sort_values(["dataset", "kind", "method"], kind="stable").index].reset_index(drop=True)
+    return table.astype({"n_seeds": "Int64"}).fillna(dict.fromkeys(["verdict", "place", "note", "budget"], ""))
+
+
+def write_comparison(table: pd.DataFrame, origin: str = "") -> str:
+    """The comparison as Markdown; ``origin`` says how it was made."""
+    return as_markdown(comparison_tables(table), [origin, LEGEND, COVERS])
+
+
+def write_comparison_page(table: pd.DataFrame, origin: str = "") -> str:
+    """The comparison as one HTML page with pictures."""
+    pictures = {f"AUC on {title} (hollow: published)": draw_comparison(part) for title, part in by_category(table)}
+    return as_page("Comparison", comparison_tables(table), [origin, LEGEND, COVERS], pictures)
+
+
+def comparison_tables(table: pd.DataFrame) -> list[Table]:
+    """One table a dataset, or a category of it and the mean over categories, which comes first."""
+    return [_table(title, part) for title, part in by_category(table)]
+
+
+def _table(title: str, table: pd.DataFrame) -> Table:
+    columns = columns_in_order(table)
+    table = pd.concat([column.rows(table) for column in columns]).sort_index()  # without other published columns
+    sections = []
+    for kind, part in table.groupby("kind", sort=False):
+        rows = rows_by_method(part, columns, _entry)
+        costs = [_cost(own) for _, own in part.groupby("method", sort=False)]
+        sections.append(Section(HEADINGS[str(kind)], [row + cost for row, cost in zip(rows, costs, strict=True)]))
+    header = ["method", *(column.name for column in columns), "seconds a run", "budget"]
+    return Table(title, header, sections, _footnotes(table))
+
+
+def _entry(_: Column, record: dict[Any, Any]) -> list[Entry]:
+    if not record:
+        return [Entry()]
+    marks = MARKS.get(record["verdict"], "") + (NOTED if record["note"] else "")
+    return [Entry(plus_minus(record, "auc") + marks, record["place"])]
+
+
+def _cost(rows: pd.DataFrame) -> list[Entry]:
+    seconds = rows["seconds"].mean()
+    return [Entry("" if np.isnan(seconds) else f"{seconds:.3g}"), Entry(rows["budget"].iloc[0])]
+
+
+def _footnotes(table: pd.DataFrame) -> list[str]:
+    """The notes of a table, each once, with the methods that they belong to."""
+    named = table[["method", "note"]].assign(note=table["note"].str.split("; ")).explode("note")
+    notes = named[named["note"] != ""].groupby("note", sort=False)["method"]
+    return [f"{NOTED} {note} ({', '.join(methods.unique())})" for note, methods in notes]
+
+
+def _place(means: pd.Series) -> pd.Series:
+    """Best and second at the printed precision."""
+    return means.round(3).rank(method="dense", ascending=False).map(PLACES).fillna("")

@@ -1,0 +1,235 @@
+"""Trials: every variant of every run, each computed once and kept.
+
+A trial is one variant on one run: fit, score the test samples, keep the scores. The trials of all studies (comparison,
+ablation, sensitivity) are one list of tasks with one progress bar, and are found again by what they were made from.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mpfm_kedro.compute import map_runs
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.io.artefacts import ArtefactFile, RunCache
+from mpfm_kedro.io.feature_store import Features
+from mpfm_kedro.parameters import (
+    ComputeParameters,
+    PrototypeParameters,
+    RepairParameters,
+    TrainingParameters,
+)
+from mpfm_kedro.pipelines.evaluation.nodes import RUN
+from mpfm_kedro.pipelines.runs.nodes import make_general_runs, make_hard_runs, records
+from mpfm_kedro.pipelines.scoring.nodes import PART_COLUMNS, TRAINED, UNTRAINED
+from mpfm_kedro.pipelines.trials.variants import Variant
+from mpfm_kedro.provenance import code_digest
+
+logger = logging.getLogger(__name__)
+REFERENCE_POSITIONS = 196  # of a map at 224 px, where the variants' seconds were measured
+NO_MODE = -1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One variant on one run."""
+
+    variant: Variant
+    run: dict[str, Any]
+    scored: list[str]
+    features: Features
+    cache: RunCache
+    entry: ArtefactFile
+    prototypes: PrototypeParameters
+    repairs: RepairParameters
+    training: TrainingParameters
+    device: str
+
+
+def make_trial_runs(
+    samples: pd.DataFrame, known_class: str, n_anomalies: Any, n_seeds: int, first_seed: int
+) -> pd.DataFrame:
+    """The runs of both settings; only general ones where there is no hard setting."""
+    tables = [make_general_runs(samples, n_anomalies, n_seeds, first_seed)]
+    try:
+        tables.append(make_hard_runs(samples, known_class, n_anomalies, n_seeds, first_seed))
+    except InputError as error:
+        logger.warning("General setting only: %s", error)
+    runs = pd.concat(tables, ignore_index=True)
+    return runs.assign(run=runs["setting"] + "-" + runs["run"])
+
+
+def run_trials(
+    runs: pd.DataFrame,
+    features: Features,
+    cache: RunCache,
+    variants: list[Variant],
+    prototypes: PrototypeParameters,
+    repairs: RepairParameters,
+    training: TrainingParameters,
+    device: str,
+    compute: ComputeParameters,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Scores of every variant, run and test sample, and the seconds each trial took; finished trials are taken up."""
+    trials = []
+    all_runs = records(runs)
+    everything = {run["category"]: _scorable(run["category"], all_runs) for run in all_runs}
+    for run in all_runs:
+        for variant in variants:
+            changed = {
+                "prototypes": variant.changed("prototypes", prototypes),
+                "repairs": variant.changed("repairs", repairs),
+                "training": variant.changed("training", training),
+            }
+            scored = everything[run["category"]] if _shared(variant) else [*run["test_normals"], *run["test_anomalies"]]
+            entry = cache.entry(_key(variant, run, scored, features, changed), "trial")
+            trials.append(Trial(variant, run, scored, features, cache, entry, device=device, **changed))
+    left = list({trial.entry.path: trial for trial in trials if not trial.entry.exists()}.values())
+    if left:
+        _tell_time(left, len(trials), compute)
+        map_runs(run_trial, left, "Trials", compute, device)
+    scores = pd.concat([_scores(trial) for trial in trials], ignore_index=True)
+    costs = [
+        {"method": trial.variant.name, "run": trial.run["run"], "setting": trial.run["setting"]}
+        | {"seconds": trial.entry.details()["seconds"]}
+        for trial in trials
+    ]
+    return scores, pd.DataFrame(costs)
+
+
+def tabulate_methods(variants: list[Variant], training: TrainingParameters) -> pd.DataFrame:
+    """Kind and budget of every variant."""
+    rows = []
+    for variant in variants:
+        steps = variant.changed("training", training)
+        own = f"{{steps}} steps of {steps.normals_per_batch + steps.anomalies_per_batch}"
+        budget = (variant.budget or own).format(steps=f"{_steps(steps):,}")
+        rows.append({"method": variant.name, "kind": variant.kind, "budget": budget})
+    return pd.DataFrame(rows)
+
+
+def run_trial(trial: Trial) -> None:
+    """Fit and score one trial, and keep the scores."""
+    import torch
+
+    from mpfm_kedro.model.artefact import Artefact
+
+    began = time.monotonic()
+    tensors = _mpfm(trial) if trial.variant.method in (TRAINED, UNTRAINED) else _baseline(trial)
+    details = {"variant": trial.variant.name, "scored": trial.scored, "seconds": time.monotonic() - began}
+    trial.entry.save(Artefact({name: torch.from_numpy(values) for name, values in tensors.items()}, details))
+
+
+def _mpfm(trial: Trial) -> dict[str, np.ndarray]:
+    """Scores by MPFM; a model that the settings' own runs have trained is taken, one trained here is not kept."""
+    from mpfm_kedro.compute import torch_device
+    from mpfm_kedro.model.artefact import unpack, unpack_calibration
+    from mpfm_kedro.pipelines.prototypes.nodes import initialise_run, plan_initialisation
+    from mpfm_kedro.pipelines.training.nodes import plan_training, train_run
+    from mpfm_kedro.pipelines.training.run_data import select
+    from mpfm_kedro.pipelines.training.steps import score_rows
+
+    groups = (trial.prototypes, trial.repairs, trial.training)
+    initialisation = plan_initialisation(trial.run, trial.features, trial.cache, *groups)
+    if not initialisation.entry.exists():
+        initialise_run(initialisation)
+    file, made_here = initialisation.entry, False
+    if trial.variant.method == TRAINED:
+        plan = plan_training(trial.run, trial.features, trial.cache, file, trial.repairs, trial.training, trial.device)
+        file, made_here = plan.entry, not plan.entry.exists()
+        if made_here:
+            train_run(plan)
+    artefact = file.load()
+    model = unpack(artefact).to(torch_device(trial.device))
+    parts, mode = score_rows(model, select(trial.features, np.array(trial.scored), ["original"]))
+    if made_here:
+        file.delete()
+    return {"score": unpack_calibration(artefact).fuse(parts, mode), "parts": parts, "mode": mode}
+
+
+def _baseline(trial: Trial) -> dict[str, np.ndarray]:
+    from mpfm_kedro.baselines import baseline
+    from mpfm_kedro.compute import torch_device
+    from mpfm_kedro.pipelines.training.run_data import all_training_data, select
+
+    method = baseline(trial.variant.method)(_steps(trial.training))
+    method.fit(all_training_data(trial.run, trial.features), trial.run["seed"], torch_device(trial.device))
+    scores = method.score(select(trial.features, np.array(trial.scored), ["original"]))
+    return {"score": np.asarray(scores, dtype=np.float64)}
+
+
+def _key(
+    variant: Variant, run: dict[str, Any], scored: list[str], features: Features, changed: dict[str, Any]
+) -> dict[str, Any]:
+    """What a trial is made from; references that need no anomaly have one trial for all runs with the same normals."""
+    from mpfm_kedro.pipelines.training.run_data import content_key
+
+    key = content_key(run, features, with_anomalies=not _shared(variant))
+    key |= {"method": variant.method, "scored": scored, "code": _code(variant)}
+    if variant.method in (TRAINED, UNTRAINED):
+        return key | {name: group.model_dump() for name, group in changed.items()}
+    from mpfm_kedro.baselines import baseline
+
+    method = baseline(variant.method)
+    key["steps"] = _steps(changed["training"]) if "{steps}" in method.budget else None
+    return key if method.random else key | {"seed": None}
+
+
+def _steps(training: TrainingParameters) -> int:
+    """Training steps of MPFM, and so of every rival."""
+    return training.epochs * training.iterations_per_epoch
+
+
+def _shared(variant: Variant) -> bool:
+    """Whether all runs with the same normals share the trial."""
+    from mpfm_kedro.baselines import baseline
+
+    if variant.method == TRAINED:
+        return False
+    return variant.method == UNTRAINED or not baseline(variant.method).supervised
+
+
+def _code(variant: Variant) -> str:
+    if variant.method in (TRAINED, UNTRAINED):
+        return code_digest()
+    from mpfm_kedro.baselines import baseline_digest
+
+    return baseline_digest(variant.method)
+
+
+def _scorable(category: str, runs: list[dict[str, Any]]) -> list[str]:
+    """Test normals and all anomalies of a category, whichever of them are known."""
+    own = [run for run in runs if run["category"] == category]
+    anomalies = {sample for run in own for sample in [*run["test_anomalies"], *run["known_anomalies"]]}
+    return [*own[0]["test_normals"], *sorted(anomalies)]
+
+
+def _tell_time(left: list[Trial], total: int, compute: ComputeParameters) -> None:
+    """Say how long the trials that are left will take, before the first one."""
+    positions = int(np.prod(left[0].features.store.spec.map_shape[1:]))
+    seconds = sum(trial.variant.seconds for trial in left) * positions / REFERENCE_POSITIONS
+    cores = compute.processes or os.cpu_count() or 1
+    logger.info(
+        "Trials: %d of %d are left, about %.0f minutes on %d cores", len(left), total, seconds / cores / 60, cores
+    )
+
+
+def _scores(trial: Trial) -> pd.DataFrame:
+    """The scores of the run's own test samples."""
+    artefact = trial.entry.load()
+    row = {sample: i for i, sample in enumerate(artefact.details["scored"])}
+    tested = [*trial.run["test_normals"], *trial.run["test_anomalies"]]
+    chosen = [row[sample] for sample in tested]
+    table = pd.DataFrame({name: trial.run[name] for name in RUN} | {"method": trial.variant.name, "sample": tested})
+    table["label"] = np.repeat([0, 1], [len(trial.run["test_normals"]), len(trial.run["test_anomalies"])])
+    table["score"] = artefact.tensors["score"].numpy()[chosen]
+    parts = artefact.tensors["parts"].numpy()[chosen] if "parts" in artefact.tensors else np.nan
+    table[PART_COLUMNS] = parts
+    table["mode"] = artefact.tensors["mode"].numpy()[chosen] if "mode" in artefact.tensors else NO_MODE
+    return table

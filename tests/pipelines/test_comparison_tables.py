@@ -1,0 +1,141 @@
+"""The comparison: order, marks and headings, in Markdown, on the page and in the picture."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_trials import one, trial_costs, trial_scores
+
+from mpfm_kedro.pipelines.comparison.intervals import DIFFERENCES, paired_differences
+from mpfm_kedro.pipelines.comparison.measures import measure_trials, summarise_trials
+from mpfm_kedro.pipelines.comparison.pictures import draw_comparison
+from mpfm_kedro.pipelines.comparison.published import load_published
+from mpfm_kedro.pipelines.comparison.tables import (
+    comparison_table,
+    comparison_tables,
+    write_comparison,
+    write_comparison_page,
+)
+
+KINDS = {"MPFM": "ours", "Mahalanobis": "reference", "DRA": "rival", "MPFM, 0 iterations": "ours"}
+METHODS = pd.DataFrame({"method": KINDS.keys(), "kind": KINDS.values(), "budget": "200 steps of 32"})
+STRENGTH = {"MPFM": 1.2, "Mahalanobis": 0.0, "DRA": 4.0, "MPFM, 0 iterations": 1.0}
+
+
+def compared(dataset: str = "elpv", **made: object) -> pd.DataFrame:
+    scores = trial_scores(STRENGTH, dataset=dataset, **made)
+    summary = summarise_trials(measure_trials(scores, trial_costs(scores)))
+    return comparison_table(summary, paired_differences(scores, draws=50), METHODS, load_published(dataset))
+
+
+@pytest.fixture(scope="module")
+def table() -> pd.DataFrame:
+    return compared(classes=("mono", "poly"))
+
+
+def test_methods_are_in_the_order_of_their_kinds(table):
+    assert table["method"].drop_duplicates().tolist()[:4] == ["MPFM", "MPFM, 0 iterations", "DRA", "Mahalanobis"]
+    assert table["kind"].drop_duplicates().tolist() == ["ours", "rival", "reference", "published"]
+
+
+def test_columns_are_general_then_hard_mean_then_classes(table):
+    (shown,) = comparison_tables(table)
+    assert shown.title == "elpv"
+    assert shown.header == [
+        "method",
+        *("general, M=10", "general, M=1", "hard mean, M=10", "hard mean, M=1"),
+        *("hard, known mono, M=10", "hard, known mono, M=1", "hard, known poly, M=10", "hard, known poly, M=1"),
+        *("seconds a run", "budget"),
+    ]
+    assert all(len(row) == len(shown.header) for section in shown.sections for row in section.rows)
+
+
+def test_best_second_and_decided_differences_are_marked(table):
+    lines = {line.split(" | ")[0].strip("| "): line for line in write_comparison(table).splitlines()}
+    assert re.match(r"\| DRA \| \*\*0\.\d+ ± 0\.\d+▲\*\* \|", lines["DRA"])
+    assert "<u>0." in lines["MPFM"]
+    assert "▼" in lines["Mahalanobis"]
+    assert not set("▲▼") & set(lines["MPFM"])
+    assert lines["DRA"].endswith("| 2 | 200 steps of 32 |")
+    published = lines["MPFM (published)"]
+    assert "| 0.962 ± 0.003 | 0.914 ± 0.016 | 0.832 ± 0.009 |" in published
+    assert "**" not in published
+    assert "<u>" not in published
+    headings = [name for name in lines if name.startswith("*")]
+    assert headings == [
+        "*ours*",
+        "*rivals*",
+        "*references*",
+        "*published (claimed by their authors, other configuration)*",
+    ]
+    assert "† the better of two variants in every row (AHL (published))" in lines
+
+
+@given(st.lists(st.integers(0, 6).map(lambda value: 0.9 + value / 1000), min_size=1, max_size=4))
+@settings(max_examples=25, deadline=None)
+def test_places_are_those_of_the_printed_figures(means):
+    methods = METHODS.iloc[: len(means)]
+    cell = {"dataset": "made", "category": "", "setting": "general", "known_class": "", "n_anomalies": 10}
+    summary = pd.DataFrame({"method": methods["method"], "auc_mean": np.add(means, 0.0001)})
+    summary = summary.assign(**cell, auc_std=0.0, n_seeds=1, seconds=1.0)
+    table = comparison_table(summary, pd.DataFrame(columns=DIFFERENCES), methods, load_published("made"))
+    in_order = sorted(set(means), reverse=True)
+    for name, mean in zip(methods["method"], means, strict=True):
+        expected = "best" if mean == in_order[0] else "second" if mean == in_order[1] else ""
+        assert one(table, method=name)["place"] == expected
+
+
+def test_dataset_without_hard_setting_and_without_published_figures():
+    table = compared(dataset="made", classes=("defect",), n_seeds=2)
+    (shown,) = comparison_tables(table)
+    assert shown.header == ["method", "general, M=10", "general, M=1", "seconds a run", "budget"]
+    assert [section.heading for section in shown.sections] == ["ours", "rivals", "references"]
+    assert "published (" not in write_comparison(table)
+    assert "<img" in write_comparison_page(table)
+
+
+def test_published_columns_that_were_not_measured_are_left_out():
+    (shown,) = comparison_tables(compared(classes=("mono",), numbers=(10,), n_seeds=1))
+    assert shown.header[1:-2] == ["general, M=10"]
+
+
+def test_categories_have_a_table_each_after_that_of_their_mean():
+    categories, classes = ("carpet", "wood"), ("color", "hole")
+    table = compared(dataset="mvtec_ad", categories=categories, classes=classes, numbers=(10,), n_seeds=1)
+    tables = comparison_tables(table)
+    assert [shown.title for shown in tables] == ["mvtec_ad mean over categories", "mvtec_ad carpet", "mvtec_ad wood"]
+    rows = {row[0].text: row for row in tables[0].sections[-1].rows}
+    assert rows["MPFM (published)"][1].text == "0.982 ± 0.003"
+
+
+def test_tidy_table_survives_its_file(table):
+    loaded = pd.read_csv(io.StringIO(table.to_csv(index=False)), keep_default_na=False, na_values={"low": ""})
+    assert len(loaded) == len(table)
+    assert {"difference", "low", "high", "verdict", "place", "seconds", "budget", "note"} <= set(loaded)
+    own = table[table["kind"] != "published"]
+    assert own["difference"].isna().equals(own["method"] == "MPFM")
+    assert np.isnan(one(table, method="MPFM", setting="general", n_anomalies=1)["low"])
+
+
+def test_page_is_complete_in_itself(table):
+    page = write_comparison_page(table)
+    assert page.startswith("<!doctype html>")
+    assert page.count("<img") == page.count("data:image/png;base64,") == 1
+    assert "<b>" in page
+    assert "<u>" in page
+    assert "published (claimed by their authors, other configuration)" in page
+    assert not re.search(r"(src|href)='http", page)
+
+
+def test_picture_has_a_panel_a_column_and_a_row_a_method(table):
+    figure = draw_comparison(table)
+    assert len([axis for axis in figure.axes if axis.get_visible()]) == 8
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert names[:4] == ["MPFM", "MPFM, 0 iterations", "DRA", "Mahalanobis"]
+    assert set(names[4:]) == {"FLOS", "SAOE", "MLEP", "AHL", "DPDL"}

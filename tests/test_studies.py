@@ -1,0 +1,128 @@
+"""Comparison, ablation and sensitivity as a user runs them: real pipelines in the test environment."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
+
+from mpfm_kedro.baselines import RIVALS, baselines
+from mpfm_kedro.errors import InputError
+
+PROJECT = Path(__file__).parents[1]
+OURS = ["MPFM", "MPFM, 0 iterations"]
+
+
+def run(study: str, root: Path, **parameters: object) -> Path:
+    """Run a study in the test environment; returns the folder of its reports."""
+    bootstrap_project(PROJECT)
+    roots = {"data_root": str(root / "raw"), "output_root": str(root / "out")}
+    with KedroSession.create(PROJECT, env="test", runtime_params={**roots, **parameters}) as session:
+        session.run(pipeline_names=[study])
+    return root / "out/08_reporting/made" / study
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("studies")
+
+
+@pytest.fixture(scope="module")
+def comparison(root: Path) -> Path:
+    return run("comparison", root)
+
+
+def trials(root: Path) -> dict[str, int]:
+    return {file.name: file.stat().st_mtime_ns for file in (root / "out/cache/runs").glob("trial-*.safetensors")}
+
+
+def test_every_method_is_in_every_cell_of_the_comparison(comparison: Path):
+    summary = pd.read_csv(comparison / "summary.csv", keep_default_na=False)
+    methods = {method.name for method in baselines()} | set(OURS)
+    assert methods > set(RIVALS)
+    cells = summary.groupby(["setting", "known_class", "n_anomalies"])["method"].agg(set)
+    assert set(cells.index.get_level_values("setting")) == {"general", "hard"}
+    assert set(cells.index.get_level_values("n_anomalies")) == {3, 1}
+    assert all(found == methods for found in cells)
+    assert summary["auc_mean"].between(0, 1).all()
+    assert (summary["n_seeds"] == 2).all()
+
+
+def test_the_comparison_is_written_for_people_too(comparison: Path):
+    table = pd.read_csv(comparison / "table.csv")
+    assert {"difference", "low", "high", "budget", "seconds"} <= set(table.columns)
+    others = table[(table["method"] != "MPFM") & (table["kind"] != "published")]
+    assert (others["low"] <= others["difference"]).all() and (others["difference"] <= others["high"]).all()
+    for name in ("comparison.md", "report.html"):
+        text = (comparison / name).read_text()
+        assert all(method in text for method in [*RIVALS, *OURS])
+    assert (comparison / "plot.png").stat().st_size > 10_000
+
+
+def test_references_without_anomalies_score_the_same_whatever_is_known(comparison: Path):
+    runs = pd.read_csv(comparison / "runs.csv", keep_default_na=False)
+    own = runs[(runs["method"] == "Mahalanobis") & (runs["setting"] == "general")]
+    assert own.groupby("seed")["auc"].nunique().eq(1).all()
+    known = runs[(runs["method"] == "logistic regression") & (runs["setting"] == "general")]
+    assert known.groupby("seed")["auc"].nunique().gt(1).any()
+
+
+def test_a_finished_comparison_computes_nothing_again(comparison: Path, root: Path, caplog: pytest.LogCaptureFixture):
+    before, table = trials(root), (comparison / "runs.csv").read_bytes()
+    with caplog.at_level(logging.INFO):
+        run("comparison", root)
+    assert trials(root) == before
+    assert (comparison / "runs.csv").read_bytes() == table
+    assert "Trials" not in caplog.text
+
+
+def test_an_interrupted_comparison_goes_on_with_what_is_left(
+    comparison: Path, root: Path, caplog: pytest.LogCaptureFixture
+):
+    before, table = trials(root), pd.read_csv(comparison / "runs.csv")
+    lost = sorted(before)[::7]
+    for name in lost:
+        (root / "out/cache/runs" / name).unlink()
+    with caplog.at_level(logging.INFO):
+        run("comparison", root)
+    after = trials(root)
+    assert {name for name in after if after[name] != before[name]} == set(lost)
+    assert f"Trials: {len(lost)} of" in caplog.text and "minutes" in caplog.text
+    columns = ["run", "method", "auc", "ap"]
+    pd.testing.assert_frame_equal(pd.read_csv(comparison / "runs.csv")[columns], table[columns])
+
+
+def test_only_named_methods_are_compared(comparison: Path, root: Path):
+    found = run("comparison", root, comparison={"methods": ["MPFM", "Mahalanobis"]})
+    assert set(pd.read_csv(found / "summary.csv")["method"]) == {"MPFM", "Mahalanobis"}
+
+
+def test_an_unknown_method_is_refused_with_the_names_of_all(root: Path):
+    with pytest.raises(InputError, match=r"comparison\.methods.*Mahalonobis.*DRA"):
+        run("comparison", root, comparison={"methods": ["Mahalonobis"]})
+
+
+def test_ablation_has_every_part_and_every_repair(comparison: Path, root: Path):
+    found = run("ablation", root)
+    summary = pd.read_csv(found / "summary.csv", keep_default_na=False)
+    methods = set(summary["method"])
+    assert {"MPFM", "MPFL off", "MIMR off", "MPFL and MIMR off", "without M_g", "without M_g and M_r"} <= methods
+    assert {f"{repair} printed" for repair in ("coupling", "fusion", "normality_target")} <= methods
+    own = summary[summary["setting"] == "hard"].set_index(["method", "known_class"])["auc_mean"]
+    whole = pd.read_csv(comparison / "summary.csv", keep_default_na=False)
+    whole = whole[(whole["setting"] == "hard") & (whole["n_anomalies"] == 3)].set_index(["method", "known_class"])
+    assert own["MPFM", "mean"] == whole["auc_mean"]["MPFM", "mean"]  # the same trial
+    assert own["without M_a", "mean"] != own["MPFM", "mean"]
+    modes = pd.read_parquet(root / "out/07_model_output/made/ablation/false_alarms.parquet")
+    assert {"MPFM", "MPFL off"} <= set(modes["method"])
+
+
+def test_sensitivity_varies_prototypes_and_information(comparison: Path, root: Path):
+    found = run("sensitivity", root)
+    table = pd.read_csv(found / "table.csv")
+    assert set(table["method"]) == {"K=2", "K=4", "λ=0.1", "λ=1"}
+    assert (found / "plot.png").stat().st_size > 10_000
