@@ -103,6 +103,7 @@ def test_older_models_score_again_as_they_did(tmp_path: Path):
     records = [
         json.loads(file.read_text()) for file in sorted((tmp_path / "history/made/hard/record.json").glob("*/*.json"))
     ]
+    assert json.loads((tmp_path / "08_reporting/made/hard/record.json").read_text()) == records[2]
     assert records[0]["models"] == records[2]["models"] != records[1]["models"]
     assert [record["parameters"]["training"]["mim_weight"] for record in records] == [0.1, 50.0, 0.1]
     assert all(record["revision"] and record["data"] and record["weights"] for record in records)

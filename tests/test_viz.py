@@ -44,7 +44,10 @@ SHOWN_AS = {
     "hard.prototype_usage": "ImagePreview",
     "hard.summary_text": "HTMLPreview",
     "hard.report": "HTMLPreview",
+    "hard.metrics": "JSONPreview",
+    "hard.record": "JSONPreview",
 }
+NOT_SHOWN = {"backbone_weights", "run_cache", "hard.report_kept"}  # nothing to see; the last as hard.report
 
 
 def kedro(project: Path, *arguments: str) -> str:
@@ -125,6 +128,18 @@ def test_every_dataset_has_a_preview(site: Path):
         assert shown["preview"], name
         if name == "hard.runs":
             assert "36 items" in shown["preview"]["data"][0]  # not the names of all training images
+    data = [node for node in pipeline(site)["nodes"] if node["type"] == "data"]
+    bare = [node for node in data if not json.loads((site / "api/nodes" / node["id"]).read_text())["preview"]]
+    assert {node["name"] for node in bare} == NOT_SHOWN
+
+
+def test_status_and_duration_of_every_node_are_known_after_a_run(site: Path):
+    status = json.loads((site / "api/run-status").read_text())
+    tasks = {node["id"]: node["name"] for node in pipeline(site)["nodes"] if node["type"] == "task"}
+    assert {tasks[node]: part["status"] for node, part in status["nodes"].items()} == dict.fromkeys(
+        tasks.values(), "success"
+    )
+    assert 0 < sum(part["duration"] for part in status["nodes"].values()) <= status["pipeline"]["duration"]
 
 
 def test_nodes_come_with_parameters_and_docstrings(site: Path):
