@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import date
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any
 
 import pandas as pd
@@ -27,10 +27,11 @@ def create_study(
         tables: the nodes that make its tables of summary and scores.
         n_anomalies: the parameter that holds M.
     """
+    of_study = update_wrapper(partial(describe_origin, name), describe_origin)
     measured = [
         node(measure_trials, ["scores", "costs"], "run_metrics", name="measure_trials"),
         node(summarise_trials, "run_metrics", "summary", name="summarise_trials"),
-        node(partial(describe_origin, name), ["parameters", "runs"], "origin", name="describe_origin"),
+        node(of_study, ["parameters", "runs"], "origin", name="describe_origin"),
     ]
     own = Pipeline([*measured, *tables], namespace="tables", prefix_datasets_with_namespace=False)
     together = trials.create_pipeline(list_variants=list_variants, n_anomalies=n_anomalies) + own
