@@ -112,6 +112,15 @@ def test_total_is_the_weighted_sum(problem, batch, options, wake):
     torch.testing.assert_close(found.penalty, 0.5 * weights.square().sum())
 
 
+@pytest.mark.parametrize("scores", ["g", "an", "garn"])
+def test_only_the_named_scores_are_trained(problem, batch, options, wake, scores):
+    choice = dataclasses.replace(options, scores=scores)
+    model = wake(problem.model)
+    found, _ = losses(model, batch, choice, generator())
+    left_out = sum(getattr(found, f"score_{name}") for name in "garn" if name not in scores)
+    torch.testing.assert_close(found.total(choice), found.total(options) - left_out)
+
+
 def test_label_two_counts_as_an_anomaly(problem, batch, options, wake):
     model = wake(problem.model)
     ones, twos = (

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from sklearn.metrics import average_precision_score, roc_auc_score
 
 from mpfm_kedro.io.artefacts import ArtefactFile
 from mpfm_kedro.pipelines.ingestion.repeats import content
@@ -74,6 +73,8 @@ def repeated_tests(run: dict[str, Any], shown: pd.Series) -> set[str]:
 
 def measures(part: pd.DataFrame) -> dict[str, float]:
     """AUC and AP, undefined where only normals or only anomalies are left, and the numbers of both."""
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
     anomalies = int((part["label"] == 1).sum())
     sizes = {"n_test_normals": len(part) - anomalies, "n_test_anomalies": anomalies}
     if 0 in sizes.values():

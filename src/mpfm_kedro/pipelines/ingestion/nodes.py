@@ -7,7 +7,6 @@ import os
 
 import numpy as np
 import pandas as pd
-from sklearn.model_selection import GroupShuffleSplit, train_test_split
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.io.images import ImageLoader
@@ -112,6 +111,8 @@ def split_normals(checked: pd.DataFrame, group_split: bool = False) -> pd.DataFr
 
 
 def _divide(normals: pd.DataFrame, name: str) -> tuple[pd.Index, pd.Index]:
+    from sklearn.model_selection import train_test_split
+
     if len(normals) < 2:
         raise InputError(f"{name}: a 3:1 split needs at least two normal images, found {len(normals)}")
     train, test = train_test_split(normals.index.to_numpy(), test_size=TEST_SHARE, random_state=42)
@@ -119,6 +120,8 @@ def _divide(normals: pd.DataFrame, name: str) -> tuple[pd.Index, pd.Index]:
 
 
 def _divide_groups(normals: pd.DataFrame, name: str) -> tuple[pd.Index, pd.Index]:
+    from sklearn.model_selection import GroupShuffleSplit
+
     groups = normals["joined"].factorize()[0]
     if len(set(groups)) < 2:
         raise InputError(

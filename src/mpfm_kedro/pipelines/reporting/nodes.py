@@ -10,7 +10,6 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from sklearn.metrics import roc_curve
 
 from mpfm_kedro.pipelines.scoring.nodes import PART_COLUMNS, TRAINED, UNTRAINED
 
@@ -61,6 +60,8 @@ def plus_minus(summary: pd.DataFrame, metric: str) -> list[str]:
 
 def draw_roc_curves(scores: pd.DataFrame, run_metrics: pd.DataFrame) -> Figure:
     """ROC curves of the trained models, one panel a cell, one line a seed, the untrained ones in grey."""
+    from sklearn.metrics import roc_curve
+
     cells = run_metrics.groupby(["category", "known_class", "n_anomalies"], sort=False)
     figure, axes = grid(cells.ngroups)
     by_run = dict(tuple(scores.groupby(["run", "method"])))
