@@ -59,19 +59,6 @@ class AtomicCSVDataset(_Atomic, CSVDataset):
         return show_table(self.load().head(nrows))
 
 
-class AtomicNumbersDataset(AtomicCSVDataset):
-    """A CSV table in which an empty number is missing and an empty text is empty."""
-
-    def load(self) -> pd.DataFrame:
-        """The table; a column with nothing but numbers and gaps is one of numbers."""
-        table = pd.read_csv(self._filepath, keep_default_na=False)
-        for name in table:
-            numbers = pd.to_numeric(table[name].replace("", None), errors="coerce")
-            if numbers.notna().any() and (numbers.notna() == (table[name] != "")).all():
-                table[name] = numbers
-        return table
-
-
 class AtomicParquetDataset(_Atomic, ParquetDataset):
     """A Parquet table, replaced in one step."""
 

@@ -12,6 +12,7 @@ from kedro.pipeline.node import Node
 
 from mpfm_kedro.pipelines import features, ingestion, trials
 from mpfm_kedro.pipelines.comparison.measures import measure_trials, summarise_trials
+from mpfm_kedro.pipelines.reporting.history import keep
 from mpfm_kedro.pipelines.settings import SHARED
 from mpfm_kedro.provenance import code_revision
 
@@ -32,6 +33,7 @@ def create_study(
         node(measure_trials, ["scores", "costs"], "run_metrics", name="measure_trials"),
         node(summarise_trials, "run_metrics", "summary", name="summarise_trials"),
         node(of_study, ["parameters", "runs"], "origin", name="describe_origin"),
+        node(keep, "table", "tidy_table", name="write_table"),
     ]
     own = Pipeline([*measured, *tables], namespace="tables", prefix_datasets_with_namespace=False)
     together = trials.create_pipeline(list_variants=list_variants, n_anomalies=n_anomalies) + own
