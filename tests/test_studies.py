@@ -10,11 +10,12 @@ import pytest
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 
-from mpfm_kedro.baselines import RIVALS, baselines
+from mpfm_kedro.baselines import baselines
 from mpfm_kedro.errors import InputError
 
 PROJECT = Path(__file__).parents[1]
 OURS = ["MPFM", "MPFM, 0 iterations"]
+RIVALS = ["DevNet", "FLOS", "SAOE", "MLEP", "DRA", "AHL", "DPDL"]
 
 
 def run(study: str, root: Path, **parameters: object) -> Path:
@@ -94,6 +95,11 @@ def test_an_interrupted_comparison_goes_on_with_what_is_left(
     assert f"Trials: {len(lost)} of" in caplog.text and "minutes" in caplog.text
     columns = ["run", "method", "auc", "ap"]
     pd.testing.assert_frame_equal(pd.read_csv(comparison / "runs.csv")[columns], table[columns])
+
+
+def test_a_class_that_is_not_there_is_refused_before_anything_is_fitted(root: Path):
+    with pytest.raises(InputError, match="known_class"):
+        run("comparison", root, known_class="spto")
 
 
 def test_only_named_methods_are_compared(comparison: Path, root: Path):

@@ -53,6 +53,12 @@ def map_runs(
     return results
 
 
+def processes_of(parameters: ComputeParameters, device: str) -> int:
+    """How many runs go on side by side on this machine; on a Dask cluster its scheduler decides."""
+    on_cuda = torch_device(device).type == "cuda"
+    return parameters.processes or (1 if on_cuda else os.cpu_count() or 1)
+
+
 def _completed(
     function: Callable[[Task], Result], tasks: Sequence[Task], parameters: ComputeParameters, device: str
 ) -> Iterator[tuple[int, Result]]:
@@ -60,8 +66,7 @@ def _completed(
         yield from _on_dask(function, tasks, parameters.dask_scheduler)
         return
     cores = os.cpu_count() or 1
-    on_cuda = torch_device(device).type == "cuda"
-    processes = min(parameters.processes or (1 if on_cuda else cores), len(tasks))
+    processes = min(processes_of(parameters, device), len(tasks))
     if processes < 2:
         yield from ((index, function(task)) for index, task in enumerate(tasks))
         return

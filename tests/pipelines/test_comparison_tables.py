@@ -72,7 +72,7 @@ def test_best_second_and_decided_differences_are_marked(table):
         "*ours*",
         "*rivals*",
         "*references*",
-        "*published (claimed by their authors, other configuration)*",
+        "*published (as the MPFM paper prints them, other configuration)*",
     ]
     assert "† the better of two variants in every row (AHL (published))" in lines
 
@@ -129,7 +129,7 @@ def test_page_is_complete_in_itself(table):
     assert page.count("<img") == page.count("data:image/png;base64,") == 1
     assert "<b>" in page
     assert "<u>" in page
-    assert "published (claimed by their authors, other configuration)" in page
+    assert "published (as the MPFM paper prints them, other configuration)" in page
     assert not re.search(r"(src|href)='http", page)
 
 

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
     from mpfm_kedro.baselines.method import Method
 
-RIVALS = ("DevNet", "FLOS", "SAOE", "MLEP", "DRA", "AHL", "DPDL")
-
 
 @cache
 def baselines() -> list[type[Method]]:
@@ -43,11 +41,9 @@ def baseline(name: str) -> type[Method]:
 
 
 @cache
-def baseline_digest(name: str) -> str:
-    """Digest of the code of a baseline: its file and what all of them share."""
-    module = Path(__import__(baseline(name).__module__, fromlist=["_"]).__file__ or "")
-    shared = [file for file in module.parent.glob("*.py") if file.stem in ("method", "gradient_training")]
+def baselines_digest() -> str:
+    """Digest of the code of all of them, which build on one another."""
     digest = hashlib.sha256()
-    for file in sorted({module, *shared}):
+    for file in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:16]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from itertools import permutations
@@ -14,15 +15,22 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from mpfm_kedro.baselines.devnet import deviation_loss
-from mpfm_kedro.baselines.gradient_training import StandardisedInput, TopPositions
+from mpfm_kedro.baselines.gradient_training import (
+    ANOMALY_SIDE,
+    MAX_GRADIENT,
+    NORMAL_SIDE,
+    WEIGHT_DECAY,
+    StandardisedInput,
+    TopPositions,
+    check_sides,
+)
 from mpfm_kedro.baselines.method import Method, TrainingData
 from mpfm_kedro.model.feature_rows import FeatureRows
 
 CLUSTERS = 3
 STEPS_PER_EPOCH = 20
-NORMAL_SIDE, ANOMALY_SIDE = 32, 16
-LEARNING_RATE, WEIGHT_DECAY = 1e-2, 1e-5
-INNER_STEPS, INNER_RATE, MAX_GRADIENT = 3, 0.01, 1.0
+LEARNING_RATE = 1e-2
+INNER_STEPS, INNER_RATE = 3, 0.01
 REMEMBERED = 5
 HIDDEN = 8
 
@@ -130,6 +138,8 @@ class AHL(Method):
     """
 
     name: ClassVar[str] = "AHL"
+    kind: ClassVar[str] = "rival"
+    differs: ClassVar[str] = "over DevNet alone, one subset a step, pseudo-anomalies by CutMix alone"
     supervised: ClassVar[bool] = True
     random: ClassVar[bool] = True
     budget: ClassVar[str] = "{steps} steps of 48, each after 3 inner steps of 48"
@@ -140,6 +150,7 @@ class AHL(Method):
 
     def fit(self, data: TrainingData, seed: int, device: torch.device) -> None:
         """Cluster the normals, make the subsets, and learn over them."""
+        check_sides(self.name, data)
         self._device = device
         self._input = StandardisedInput("maps", data.normals)
         self._held = self._input.held([data.normals, data.pseudo, data.anomalies], device)
@@ -154,7 +165,7 @@ class AHL(Method):
         del self._held, self._all_adapted
 
     def _train(self, subsets: Sequence[Subset], importance: Importance, generator: torch.Generator) -> None:
-        epochs = max(1, self.steps // STEPS_PER_EPOCH)
+        epochs = math.ceil(self.steps / STEPS_PER_EPOCH)
         optimiser = torch.optim.Adam(self._detector.parameters(), LEARNING_RATE, weight_decay=WEIGHT_DECAY)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, epochs * STEPS_PER_EPOCH)
         losses, weights = [], []
@@ -172,7 +183,8 @@ class AHL(Method):
                 schedule.step()
                 losses.append(loss.detach())
             importance.observe(self._judge(subsets, generator))
-        self.losses, self.importance = torch.stack(losses).tolist(), torch.stack(weights)
+        self.losses = [float(loss) for loss in losses]
+        self.importance = torch.stack(weights) if weights else torch.empty(0, len(subsets))
 
     def _batch(self, sides: Sides, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         index, abnormal = sides.draw(generator)

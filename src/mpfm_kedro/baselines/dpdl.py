@@ -151,6 +151,7 @@ class DPDL(GradientMethod):
     """
 
     name: ClassVar[str] = "DPDL"
+    differs: ClassVar[str] = "no published code: sizes, margin and weights of the losses are ours"
     seconds: ClassVar[float] = 18
     reads: ClassVar[tuple[str, ...]] = ("pooled", "maps")
     uses_pseudo: ClassVar[bool] = True

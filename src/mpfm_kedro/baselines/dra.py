@@ -76,6 +76,7 @@ class DRA(GradientMethod):
     """
 
     name: ClassVar[str] = "DRA"
+    differs: ClassVar[str] = "residual head of 16 channels, one scale, references without pseudo-anomalies"
     seconds: ClassVar[float] = 35
     learning_rate: ClassVar[float] = 1e-2
     reads: ClassVar[tuple[str, ...]] = ("pooled", "maps")

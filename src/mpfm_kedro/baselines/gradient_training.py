@@ -112,6 +112,15 @@ def balanced_batches(sizes: list[int], steps: int, generator: torch.Generator) -
         yield Batch(first[side] + (place * size[side]).long(), side)
 
 
+def check_sides(name: str, data: TrainingData) -> None:
+    """Refuse to learn from nothing."""
+    if not len(data.normals) or not len(data.anomalies):
+        raise ValueError(
+            f"{name} learns from normals and known anomalies, and needs at least one of each; "
+            f"got {len(data.normals)} normals and {len(data.anomalies)} known anomalies"
+        )
+
+
 class GradientMethod(Method):
     """A network on standardised features of the frozen backbone, trained on normals and known anomalies.
 
@@ -129,6 +138,7 @@ class GradientMethod(Method):
         losses: the loss of each step of the last fit.
     """
 
+    kind: ClassVar[str] = "rival"
     supervised: ClassVar[bool] = True
     random: ClassVar[bool] = True
     budget: ClassVar[str] = "{steps} steps of 48"
@@ -154,11 +164,7 @@ class GradientMethod(Method):
         """Train the network on balanced batches."""
         pseudo = data.pseudo if self.uses_pseudo else data.pseudo.take(np.arange(0))
         sides = [data.normals, data.anomalies, pseudo]
-        if not len(data.normals) or not len(data.anomalies):
-            raise ValueError(
-                f"{self.name} learns from normals and known anomalies, and needs at least one of each; "
-                f"got {len(data.normals)} normals and {len(data.anomalies)} known anomalies"
-            )
+        check_sides(self.name, data)
         self._inputs = [StandardisedInput(kind, data.normals) for kind in self.reads]
         held = [each.held(sides, device) for each in self._inputs]
         with torch.random.fork_rng(devices=[]):
@@ -185,7 +191,7 @@ class GradientMethod(Method):
             schedule.step()
             losses.append(loss.detach())
         self._network.eval()
-        return torch.stack(losses).tolist()
+        return [float(loss) for loss in losses]
 
     @torch.no_grad()
     def score(self, rows: FeatureRows) -> np.ndarray:

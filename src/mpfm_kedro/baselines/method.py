@@ -38,6 +38,8 @@ class Method(ABC):
 
     Class attributes:
         name: its row in the tables.
+        kind: rival, from a paper, or reference.
+        differs: how it differs from what its paper describes, for the tables.
         supervised: whether it learns from known anomalies; results of one that does not are shared by all runs with
             the same normals.
         random: whether the seed matters.
@@ -50,6 +52,8 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
+    kind: ClassVar[str] = "reference"
+    differs: ClassVar[str] = ""
     supervised: ClassVar[bool]
     random: ClassVar[bool]
     budget: ClassVar[str]

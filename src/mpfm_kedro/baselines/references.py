@@ -20,7 +20,7 @@ from mpfm_kedro.model.feature_rows import FeatureRows
 from mpfm_kedro.model.mode_fitting import SHRINKAGES, Spectrum, fit_modes, folds
 
 HELD_OUT_SHARE = 0.2
-MAX_MODES = 3
+MAX_MODES = 4
 MIN_MODE_SIZE = 50
 
 
@@ -59,10 +59,10 @@ class Gaussian:
 
 
 class MixtureOfModes(Method):
-    """−log Σ_j ω_j N(z; m_j, Σ_j): up to three modes of the normals, each with its own shrunk covariance.
+    """−log Σ_j ω_j N(z; m_j, Σ_j): up to four modes of the normals, each with its own shrunk covariance.
 
     A share of the normals is not fitted at first and decides, with the others, how many modes are stable and how much
-    each is shrunk; then it joins the nearest modes and their covariances are those of all normals.
+    each is shrunk; then each of it joins its most probable mode and their covariances are those of all normals.
     """
 
     name: ClassVar[str] = "mixture of modes"

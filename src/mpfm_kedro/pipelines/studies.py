@@ -43,10 +43,11 @@ def create_study(
 
 
 def describe_origin(study: str, parameters: dict[str, Any], runs: pd.DataFrame) -> str:
-    """How a table was made: command, configuration, date and revision."""
-    seeds = sorted(runs["seed"].unique())
+    """How a table was made: pipeline, date, revision and the parameters that users set most."""
+    named = ["dataset", "category", "known_class", "first_seed", "n_seeds", "image_size", "backbone"]
+    values = ", ".join(f"{name}={parameters[name]}" for name in named)
+    numbers = ", ".join(str(number) for number in sorted(runs["n_anomalies"].unique(), reverse=True))
     return (
-        f"Made by `kedro run --pipeline={study} --params=dataset={parameters['dataset']},n_seeds={len(seeds)}` on "
-        f"{date.today().isoformat()} with revision {code_revision()}: frozen {parameters['backbone']}, "
-        f"{parameters['image_size']} px, seeds {seeds[0]} to {seeds[-1]}."
+        f"Made by `kedro run --pipeline={study}` on {date.today().isoformat()}, revision {code_revision()}, "
+        f"with {values}, M = {numbers}; the backbone is frozen."
     )

@@ -1,4 +1,4 @@
-"""How sure a difference between two methods is: a bootstrap over seeds and test samples together."""
+"""How sure a difference between two methods is, over seeds and test samples together."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def paired_differences(
 ) -> pd.DataFrame:
     """Mean AUC of every other method minus that of ``baseline``, with a 95 % interval, by cell.
 
-    A draw weighs the test samples anew and picks seeds with replacement. A weight belongs to the sample, so that all
-    methods, seeds and known classes see the same draw. One seed fewer is picked than there are: the spread of a mean
-    of n values drawn from n is too small by (n-1)/n. ``verdict`` is better or worse than the baseline where the
-    interval leaves out zero.
+    Two sources of chance add up. Test samples: a bootstrap draw weighs them anew, and a weight belongs to the sample,
+    so that all methods, seeds and known classes see the same draw. Seeds: the standard error of the mean over them, by
+    Student's t, for a few seeds tell little of their own spread. ``verdict`` is better or worse than the baseline
+    where the interval leaves out zero; one seed gives no verdict.
     """
     drawn = _drawn_aucs(trial_scores, draws, seed)
     values = list(range(draws + 1))
@@ -36,7 +36,7 @@ def paired_differences(
         for method, own in aucs.items():
             difference = (own - reference).dropna(how="all").to_numpy()
             if len(difference):
-                rows.append(dict(zip(CELL, cell, strict=True)) | {"method": method} | _interval(difference, seed))
+                rows.append(dict(zip(CELL, cell, strict=True)) | {"method": method} | _interval(difference))
     return pd.DataFrame(rows, columns=DIFFERENCES)
 
 
@@ -57,7 +57,7 @@ def weighted_aucs(
     below = np.zeros((len(normals) + 1, normal_weights.shape[1]), dtype=normal_weights.dtype)
     np.cumsum(normal_weights[order], axis=0, out=below[1:])
     first, last = (np.searchsorted(normals[order], anomalies, side) for side in ("left", "right"))
-    beaten = np.einsum("ad,ad->d", below[first], anomaly_weights) + np.einsum("ad,ad->d", below[last], anomaly_weights)
+    beaten = np.einsum("ad,ad->d", below[first] + below[last], anomaly_weights, dtype=np.float64)
     pairs = below[-1].astype(np.float64) * anomaly_weights.sum(axis=0)
     with np.errstate(invalid="ignore"):  # a draw may leave out all samples of a small class
         return beaten / 2 / pairs
@@ -72,7 +72,7 @@ def _drawn_aucs(trial_scores: pd.DataFrame, draws: int, seed: int) -> pd.DataFra
         number, ids = pd.factorize(experiment["sample"], sort=True)
         score = experiment["score"].to_numpy()
         kinds = [(experiment["label"] == label).to_numpy() for label in (0, 1)]
-        weights = np.zeros((len(ids), 1 + draws), dtype=np.float32)  # whole numbers, which it adds up exactly
+        weights = np.zeros((len(ids), 1 + draws), dtype=np.float32)
         rng = np.random.default_rng([seed, place])
         for kind in kinds:
             own = np.unique(number[kind])
@@ -90,11 +90,14 @@ def _weights(n: int, draws: int, rng: np.random.Generator) -> np.ndarray:
     return np.vstack([np.ones(n), rng.multinomial(n, np.full(n, 1 / n), draws)]).T
 
 
-def _interval(difference: np.ndarray, seed: int) -> dict[str, Any]:
+def _interval(difference: np.ndarray) -> dict[str, Any]:
     """Mean, interval and verdict of differences (seeds, 1 + draws), of which the first column is the measured one."""
-    n, draws = len(difference), difference.shape[1] - 1
-    picked = np.random.default_rng([seed, n]).integers(n, size=(max(1, n - 1), draws))
-    means = difference[picked, 1 + np.arange(draws)].mean(axis=0)
-    low, high = np.nanquantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    verdict = "better" if low > 0 else "worse" if high < 0 else "undecided"
-    return {"difference": float(difference[:, 0].mean()), "low": float(low), "high": float(high), "verdict": verdict}
+    from scipy.stats import norm, t
+
+    n, mean = len(difference), float(difference[:, 0].mean())
+    tail = (1 + LEVEL) / 2
+    of_samples = norm.ppf(tail) * np.nanstd(difference[:, 1:].mean(axis=0))
+    of_seeds = t.ppf(tail, n - 1) * difference[:, 0].std(ddof=1) / np.sqrt(n) if n > 1 else 0.0
+    half = float(np.hypot(of_samples, of_seeds))
+    verdict = "undecided" if n < 2 or abs(mean) <= half else "better" if mean > 0 else "worse"
+    return {"difference": mean, "low": mean - half, "high": mean + half, "verdict": verdict}

@@ -12,7 +12,7 @@ from mpfm_kedro.pipelines.comparison.published import beside
 from mpfm_kedro.pipelines.reporting.nodes import COVERS
 
 NAME = r"(?P<parameter>K|λ)=(?P<value>[\d.e-]+)"
-LEGEND = "AUC, mean ± standard deviation over seeds. Published: claimed by the authors, other configuration."
+LEGEND = "AUC, mean ± standard deviation over seeds. Published: as the paper prints it, other configuration."
 
 
 def sensitivity_table(summary: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:

@@ -16,6 +16,10 @@ POOL = 10
 MIN_CLASS_SIZE = 10
 
 
+class NoHardSettingError(InputError):
+    """The anomalies have no two classes, or none that is large enough to be the known one."""
+
+
 def make_general_runs(samples: pd.DataFrame, n_anomalies: Any, n_seeds: int, first_seed: int = 0) -> pd.DataFrame:
     """General setting: known anomalies drawn from all classes.
 
@@ -62,7 +66,9 @@ def make_hard_runs(
                     drawn = np.random.default_rng(seed).permutation(own)[:wanted]
                     rows.append(_run(part, "hard", known, wanted, seed, drawn, others))
     if not rows and known_class == "all":
-        raise InputError("No category has two anomaly classes, which the hard setting needs: use general_setting")
+        raise NoHardSettingError(
+            "No category has two anomaly classes, which the hard setting needs: use general_setting"
+        )
     if not rows:
         raise InputError(
             f"Parameter 'known_class' = '{known_class}': no category has that class; "
@@ -110,12 +116,14 @@ def _pool_size(available: int, wanted: int, name: str) -> int:
 def _known_classes(part: pd.DataFrame, known_class: str, name: str) -> list[str]:
     sizes = part["defect_class"][part["split"] == "anomaly"].value_counts()
     if len(sizes) < 2:
-        raise InputError(f"{name} has {len(sizes)} anomaly class(es); the hard setting needs two: use general_setting")
+        raise NoHardSettingError(
+            f"{name} has {len(sizes)} anomaly class(es); the hard setting needs two: use general_setting"
+        )
     if known_class != "all":
         return [known_class] if known_class in sizes.index else []
     large = sorted(sizes.index[sizes >= MIN_CLASS_SIZE])
     if not large:
-        raise InputError(
+        raise NoHardSettingError(
             f"{name}: no anomaly class has {MIN_CLASS_SIZE} samples ({dict(sizes)}): "
             "name one with known_class, or use general_setting"
         )

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -16,6 +16,9 @@ from mpfm_kedro.io.feature_store import Features
 from mpfm_kedro.parameters import ComputeParameters, RepairParameters, TrainingParameters
 from mpfm_kedro.pipelines.runs.nodes import records
 from mpfm_kedro.provenance import code_digest, code_revision
+
+if TYPE_CHECKING:
+    from mpfm_kedro.model.artefact import Artefact
 
 SAMPLED, SAMPLING_STEPS = 500, 8
 DESCRIPTION = ["run", "dataset", "category", "setting", "known_class", "n_anomalies", "seed"]
@@ -79,13 +82,20 @@ def plan_training(
 
 
 def train_run(task: Task) -> None:
-    """Train one run from its last checkpoint, calibrate it and store it."""
+    """Train one run and store its model."""
+    task.entry.save(train(task))
+    task.checkpoint.delete()
+
+
+def train(task: Task) -> Artefact:
+    """Train one run from its last checkpoint and calibrate it."""
     import torch
 
     from mpfm_kedro.compute import torch_device
+    from mpfm_kedro.model import trainer
     from mpfm_kedro.model.artefact import pack, unpack
     from mpfm_kedro.model.checkpoint import load_state, save_state
-    from mpfm_kedro.model.trainer import Schedule, State, train
+    from mpfm_kedro.model.trainer import Schedule, State
     from mpfm_kedro.pipelines.training.run_data import content_key, run_data
     from mpfm_kedro.pipelines.training.steps import calibrate_model, objective_options, training_set
 
@@ -101,7 +111,7 @@ def train_run(task: Task) -> None:
         task.checkpoint.save(save_state(state, {"seconds": spent + time.monotonic() - began}))
 
     with torch.random.fork_rng(devices=[]):
-        history = train(
+        history = trainer.train(
             model,
             training_set(model, initial, data, task.run["seed"], task.repairs),
             Schedule(**{name: getattr(task.training, name) for name in Schedule.__dataclass_fields__}),
@@ -124,8 +134,7 @@ def train_run(task: Task) -> None:
         "training": task.training.model_dump(),
         "repairs": task.repairs.model_dump(),
     }
-    task.entry.save(pack(model, calibrate_model(model, data, task.repairs, task.training.scores), {}, details))
-    task.checkpoint.delete()
+    return pack(model, calibrate_model(model, data, task.repairs, task.training.scores), {}, details)
 
 
 def tabulate_history(models: dict[str, ArtefactFile]) -> pd.DataFrame:

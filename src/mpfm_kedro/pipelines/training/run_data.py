@@ -70,10 +70,17 @@ def select(features: Features, sample_ids: np.ndarray, views: list[str]) -> Feat
 def content_key(run: dict[str, Any], features: Features, with_anomalies: bool) -> dict[str, Any]:
     """What the training side of a run is made of: feature specification and image contents, in order."""
     ids = [*run["train_normals"], *(run["known_anomalies"] if with_anomalies else [])]
-    own = features.index[features.index["sample_id"].isin(ids)].sort_values(["sample_id", "view"])
     return {
         "features": features.store.spec.digest,
         "samples": ids,
-        "contents": own[KEY].to_numpy().tolist(),
+        "contents": contents(ids, features),
         "seed": run["seed"],
     }
+
+
+def contents(sample_ids: list[str], features: Features, views: list[str] | None = None) -> list[list[str]]:
+    """Content hash, crop and view of samples, in all views or in some; sorted by sample and view."""
+    own = features.index[features.index["sample_id"].isin(sample_ids)]
+    if views is not None:
+        own = own[own["view"].isin(views)]
+    return own.sort_values(["sample_id", "view"])[["sample_id", *KEY]].to_numpy().tolist()

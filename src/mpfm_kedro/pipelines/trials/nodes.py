@@ -7,7 +7,6 @@ ablation, sensitivity) are one list of tasks with one progress bar, and are foun
 from __future__ import annotations
 
 import logging
-import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mpfm_kedro.compute import map_runs
-from mpfm_kedro.errors import InputError
+from mpfm_kedro.backbones.views import ORIGINAL
+from mpfm_kedro.compute import map_runs, processes_of
 from mpfm_kedro.io.artefacts import ArtefactFile, RunCache
 from mpfm_kedro.io.feature_store import Features
 from mpfm_kedro.parameters import (
@@ -26,13 +25,13 @@ from mpfm_kedro.parameters import (
     TrainingParameters,
 )
 from mpfm_kedro.pipelines.evaluation.nodes import RUN
-from mpfm_kedro.pipelines.runs.nodes import make_general_runs, make_hard_runs, records
+from mpfm_kedro.pipelines.runs.nodes import NoHardSettingError, make_general_runs, make_hard_runs, records
 from mpfm_kedro.pipelines.scoring.nodes import PART_COLUMNS, TRAINED, UNTRAINED
 from mpfm_kedro.pipelines.trials.variants import Variant
 from mpfm_kedro.provenance import code_digest
 
 logger = logging.getLogger(__name__)
-REFERENCE_POSITIONS = 196  # of a map at 224 px, where the variants' seconds were measured
+REFERENCE_POSITIONS, REFERENCE_STEPS = 196, 1000  # of a map, and of training, where variants' seconds were measured
 NO_MODE = -1
 
 
@@ -59,7 +58,7 @@ def make_trial_runs(
     tables = [make_general_runs(samples, n_anomalies, n_seeds, first_seed)]
     try:
         tables.append(make_hard_runs(samples, known_class, n_anomalies, n_seeds, first_seed))
-    except InputError as error:
+    except NoHardSettingError as error:
         logger.warning("General setting only: %s", error)
     runs = pd.concat(tables, ignore_index=True)
     return runs.assign(run=runs["setting"] + "-" + runs["run"])
@@ -104,13 +103,13 @@ def run_trials(
 
 
 def tabulate_methods(variants: list[Variant], training: TrainingParameters) -> pd.DataFrame:
-    """Kind and budget of every variant."""
+    """Kind, budget and peculiarity of every variant."""
     rows = []
     for variant in variants:
         steps = variant.changed("training", training)
         own = f"{{steps}} steps of {steps.normals_per_batch + steps.anomalies_per_batch}"
         budget = (variant.budget or own).format(steps=f"{_steps(steps):,}")
-        rows.append({"method": variant.name, "kind": variant.kind, "budget": budget})
+        rows.append({"method": variant.name, "kind": variant.kind, "budget": budget, "note": variant.note})
     return pd.DataFrame(rows)
 
 
@@ -120,18 +119,21 @@ def run_trial(trial: Trial) -> None:
 
     from mpfm_kedro.model.artefact import Artefact
 
-    began = time.monotonic()
-    tensors = _mpfm(trial) if trial.variant.method in (TRAINED, UNTRAINED) else _baseline(trial)
-    details = {"variant": trial.variant.name, "scored": trial.scored, "seconds": time.monotonic() - began}
+    compute = _mpfm if trial.variant.method in (TRAINED, UNTRAINED) else _baseline
+    tensors, seconds = compute(trial)
+    details = {"variant": trial.variant.name, "scored": trial.scored, "seconds": seconds}
     trial.entry.save(Artefact({name: torch.from_numpy(values) for name, values in tensors.items()}, details))
 
 
-def _mpfm(trial: Trial) -> dict[str, np.ndarray]:
-    """Scores by MPFM; a model that the settings' own runs have trained is taken, one trained here is not kept."""
+def _mpfm(trial: Trial) -> tuple[dict[str, np.ndarray], float]:
+    """Scores by MPFM and seconds from the first step on, whoever took it.
+
+    A model that the settings' own runs have trained is taken; one that is trained here is not kept.
+    """
     from mpfm_kedro.compute import torch_device
     from mpfm_kedro.model.artefact import unpack, unpack_calibration
     from mpfm_kedro.pipelines.prototypes.nodes import initialise_run, plan_initialisation
-    from mpfm_kedro.pipelines.training.nodes import plan_training, train_run
+    from mpfm_kedro.pipelines.training.nodes import plan_training, train
     from mpfm_kedro.pipelines.training.run_data import select
     from mpfm_kedro.pipelines.training.steps import score_rows
 
@@ -139,46 +141,47 @@ def _mpfm(trial: Trial) -> dict[str, np.ndarray]:
     initialisation = plan_initialisation(trial.run, trial.features, trial.cache, *groups)
     if not initialisation.entry.exists():
         initialise_run(initialisation)
-    file, made_here = initialisation.entry, False
+    artefact = initialisation.entry.load()
+    seconds = artefact.details["seconds"]
     if trial.variant.method == TRAINED:
-        plan = plan_training(trial.run, trial.features, trial.cache, file, trial.repairs, trial.training, trial.device)
-        file, made_here = plan.entry, not plan.entry.exists()
-        if made_here:
-            train_run(plan)
-    artefact = file.load()
+        rest = (trial.repairs, trial.training, trial.device)
+        plan = plan_training(trial.run, trial.features, trial.cache, initialisation.entry, *rest)
+        artefact = plan.entry.load() if plan.entry.exists() else train(plan)
+        plan.checkpoint.delete()
+        seconds += artefact.details["seconds"]
+    began = time.monotonic()
     model = unpack(artefact).to(torch_device(trial.device))
     parts, mode = score_rows(model, select(trial.features, np.array(trial.scored), ["original"]))
-    if made_here:
-        file.delete()
-    return {"score": unpack_calibration(artefact).fuse(parts, mode), "parts": parts, "mode": mode}
+    score = unpack_calibration(artefact).fuse(parts, mode)
+    return {"score": score, "parts": parts, "mode": mode}, seconds + time.monotonic() - began
 
 
-def _baseline(trial: Trial) -> dict[str, np.ndarray]:
+def _baseline(trial: Trial) -> tuple[dict[str, np.ndarray], float]:
+    """Scores by a baseline, and the seconds of fitting and scoring."""
     from mpfm_kedro.baselines import baseline
     from mpfm_kedro.compute import torch_device
     from mpfm_kedro.pipelines.training.run_data import all_training_data, select
 
+    began = time.monotonic()
     method = baseline(trial.variant.method)(_steps(trial.training))
     method.fit(all_training_data(trial.run, trial.features), trial.run["seed"], torch_device(trial.device))
     scores = method.score(select(trial.features, np.array(trial.scored), ["original"]))
-    return {"score": np.asarray(scores, dtype=np.float64)}
+    return {"score": np.asarray(scores, dtype=np.float64)}, time.monotonic() - began
 
 
 def _key(
     variant: Variant, run: dict[str, Any], scored: list[str], features: Features, changed: dict[str, Any]
 ) -> dict[str, Any]:
     """What a trial is made from; references that need no anomaly have one trial for all runs with the same normals."""
-    from mpfm_kedro.pipelines.training.run_data import content_key
+    from mpfm_kedro.baselines import baseline, baselines_digest
+    from mpfm_kedro.pipelines.training.run_data import content_key, contents
 
     key = content_key(run, features, with_anomalies=not _shared(variant))
-    key |= {"method": variant.method, "scored": scored, "code": _code(variant)}
+    key |= {"method": variant.method, "code": code_digest(), "scored": contents(scored, features, [ORIGINAL])}
     if variant.method in (TRAINED, UNTRAINED):
         return key | {name: group.model_dump() for name, group in changed.items()}
-    from mpfm_kedro.baselines import baseline
-
-    method = baseline(variant.method)
-    key["steps"] = _steps(changed["training"]) if "{steps}" in method.budget else None
-    return key if method.random else key | {"seed": None}
+    key |= {"baselines": baselines_digest(), "steps": _steps(changed["training"])}
+    return key if baseline(variant.method).random else key | {"seed": None}
 
 
 def _steps(training: TrainingParameters) -> int:
@@ -195,14 +198,6 @@ def _shared(variant: Variant) -> bool:
     return variant.method == UNTRAINED or not baseline(variant.method).supervised
 
 
-def _code(variant: Variant) -> str:
-    if variant.method in (TRAINED, UNTRAINED):
-        return code_digest()
-    from mpfm_kedro.baselines import baseline_digest
-
-    return baseline_digest(variant.method)
-
-
 def _scorable(category: str, runs: list[dict[str, Any]]) -> list[str]:
     """Test normals and all anomalies of a category, whichever of them are known."""
     own = [run for run in runs if run["category"] == category]
@@ -213,11 +208,11 @@ def _scorable(category: str, runs: list[dict[str, Any]]) -> list[str]:
 def _tell_time(left: list[Trial], total: int, compute: ComputeParameters) -> None:
     """Say how long the trials that are left will take, before the first one."""
     positions = int(np.prod(left[0].features.store.spec.map_shape[1:]))
-    seconds = sum(trial.variant.seconds for trial in left) * positions / REFERENCE_POSITIONS
-    cores = compute.processes or os.cpu_count() or 1
-    logger.info(
-        "Trials: %d of %d are left, about %.0f minutes on %d cores", len(left), total, seconds / cores / 60, cores
-    )
+    steps = [_steps(trial.training) / REFERENCE_STEPS for trial in left]
+    seconds = sum(trial.variant.seconds * share for trial, share in zip(left, steps, strict=True))
+    processes = min(processes_of(compute, left[0].device), len(left))
+    minutes = max(1, round(seconds * positions / REFERENCE_POSITIONS / processes / 60))
+    logger.info("Trials: %d of %d are left, about %d minutes, %d at once", len(left), total, minutes, processes)
 
 
 def _scores(trial: Trial) -> pd.DataFrame:

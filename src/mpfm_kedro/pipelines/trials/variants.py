@@ -9,7 +9,7 @@ from mpfm_kedro.errors import InputError
 from mpfm_kedro.parameters import ComparisonParameters, Group, SensitivityParameters
 from mpfm_kedro.pipelines.scoring.nodes import TRAINED, UNTRAINED
 
-MPFM_SECONDS, UNTRAINED_SECONDS = 45.0, 15.0  # a run on one core, as in baselines.method.Method
+MPFM_SECONDS, UNTRAINED_SECONDS = 55.0, 3.0  # a run on one core, as in baselines.method.Method
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Variant:
         changes: parameters that differ from the configured ones, by group.
         budget: what is spent on it, in words.
         seconds: about how long a run takes, to tell beforehand how long all of them take.
+        note: how a rival differs from what its paper describes.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Variant:
     changes: dict[str, dict[str, Any]] = field(default_factory=dict)
     budget: str = ""
     seconds: float = MPFM_SECONDS
+    note: str = ""
 
     def changed(self, group: str, parameters: Group) -> Any:
         """The parameters of a group as this variant has them."""
@@ -39,12 +41,11 @@ class Variant:
 
 def compared_methods(parameters: ComparisonParameters) -> list[Variant]:
     """MPFM, MPFM at 0 iterations and every baseline, or those that are named."""
-    from mpfm_kedro.baselines import RIVALS, baselines
+    from mpfm_kedro.baselines import baselines
 
     found = [mpfm(TRAINED)]
     for method in baselines():
-        kind = "rival" if method.name in RIVALS else "reference"
-        found.append(Variant(method.name, kind, method.name, {}, method.budget, method.seconds))
+        found.append(Variant(method.name, method.kind, method.name, {}, method.budget, method.seconds, method.differs))
     found.append(Variant(UNTRAINED, "ours", UNTRAINED, {}, "closed form", UNTRAINED_SECONDS))
     if parameters.methods == ["all"]:
         return found
@@ -57,7 +58,7 @@ def compared_methods(parameters: ComparisonParameters) -> list[Variant]:
 
 def ablated_variants() -> list[Variant]:
     """MPFM without each of its parts, each retrained, and with each repair in its printed form."""
-    one_mode = {"max_modes": 1, "n_prototypes": 1}
+    one_mode = {"max_modes": 1}  # and so one velocity; prototypes stay, for MIMR is nothing with one of them
     no_information = {"mim_weight": 0.0}
     variants = [
         mpfm(TRAINED),
