@@ -62,7 +62,8 @@ def test_identical_methods_do_not_differ():
 
 
 def test_better_and_worse_methods_are_told():
-    scores = trial_scores({"MPFM": 1.5, "strong": 4.0, "weak": 0.0, "alike": 1.5}, n_normals=80)
+    strength = {"MPFM": 1.5, "strong": 4.0, "weak": 0.0, "alike": 1.5}
+    scores = trial_scores(strength, n_seeds=5, n_normals=80, n_anomalies=40)
     differences = paired_differences(scores, draws=300)
     verdicts = differences.groupby("method")["verdict"].agg(set)
     assert verdicts["strong"] == {"better"}

@@ -24,7 +24,7 @@ from mpfm_kedro.pipelines.comparison.tables import (
 )
 
 KINDS = {"MPFM": "ours", "Mahalanobis": "reference", "DRA": "rival", "MPFM, 0 iterations": "ours"}
-METHODS = pd.DataFrame({"method": KINDS.keys(), "kind": KINDS.values(), "budget": "200 steps of 32"})
+METHODS = pd.DataFrame({"method": KINDS.keys(), "kind": KINDS.values(), "budget": "200 steps of 32", "note": ""})
 STRENGTH = {"MPFM": 1.2, "Mahalanobis": 0.0, "DRA": 4.0, "MPFM, 0 iterations": 1.0}
 
 
@@ -36,7 +36,7 @@ def compared(dataset: str = "elpv", **made: object) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def table() -> pd.DataFrame:
-    return compared(classes=("mono", "poly"))
+    return compared(classes=("mono", "poly"), n_seeds=5)
 
 
 def test_methods_are_in_the_order_of_their_kinds(table):
@@ -45,8 +45,10 @@ def test_methods_are_in_the_order_of_their_kinds(table):
 
 
 def test_columns_are_general_then_hard_mean_then_classes(table):
-    (shown,) = comparison_tables(table)
-    assert shown.title == "elpv"
+    shown, differences = comparison_tables(table)
+    assert (shown.title, differences.title) == ("elpv", "elpv: difference to MPFM")
+    assert differences.header == shown.header[:-2]
+    assert [row[0].text for row in differences.sections[0].rows] == ["MPFM, 0 iterations", "DRA", "Mahalanobis"]
     assert shown.header == [
         "method",
         *("general, M=10", "general, M=1", "hard mean, M=10", "hard mean, M=1"),
@@ -57,7 +59,10 @@ def test_columns_are_general_then_hard_mean_then_classes(table):
 
 
 def test_best_second_and_decided_differences_are_marked(table):
-    lines = {line.split(" | ")[0].strip("| "): line for line in write_comparison(table).splitlines()}
+    written = write_comparison(table)
+    first, second = written.split("## elpv: difference to MPFM")
+    lines = {line.split(" | ")[0].strip("| "): line for line in first.splitlines()}
+    assert re.search(r"\| DRA \| \+0\.\d+ \[\+0\.\d+, \+0\.\d+\]▲ \|", second)
     assert re.match(r"\| DRA \| \*\*0\.\d+ ± 0\.\d+▲\*\* \|", lines["DRA"])
     assert "<u>0." in lines["MPFM"]
     assert "▼" in lines["Mahalanobis"]
@@ -70,14 +75,14 @@ def test_best_second_and_decided_differences_are_marked(table):
     headings = [name for name in lines if name.startswith("*")]
     assert headings == [
         "*ours*",
-        "*rivals*",
+        "*rivals, rebuilt here on the same frozen backbone, not their authors' code*",
         "*references*",
         "*published (as the MPFM paper prints them, other configuration)*",
     ]
     assert "† the better of two variants in every row (AHL (published))" in lines
 
 
-@given(st.lists(st.integers(0, 6).map(lambda value: 0.9 + value / 1000), min_size=1, max_size=4))
+@given(st.lists(st.integers(0, 6).map(lambda value: 0.9 + value / 1000), min_size=2, max_size=4))
 @settings(max_examples=25, deadline=None)
 def test_places_are_those_of_the_printed_figures(means):
     methods = METHODS.iloc[: len(means)]
@@ -93,15 +98,15 @@ def test_places_are_those_of_the_printed_figures(means):
 
 def test_dataset_without_hard_setting_and_without_published_figures():
     table = compared(dataset="made", classes=("defect",), n_seeds=2)
-    (shown,) = comparison_tables(table)
+    shown = comparison_tables(table)[0]
     assert shown.header == ["method", "general, M=10", "general, M=1", "seconds a run", "budget"]
-    assert [section.heading for section in shown.sections] == ["ours", "rivals", "references"]
+    assert [section.heading.split(",")[0] for section in shown.sections] == ["ours", "rivals", "references"]
     assert "published (" not in write_comparison(table)
     assert "<img" in write_comparison_page(table)
 
 
 def test_published_columns_that_were_not_measured_are_left_out():
-    (shown,) = comparison_tables(compared(classes=("mono",), numbers=(10,), n_seeds=1))
+    shown, _ = comparison_tables(compared(classes=("mono",), numbers=(10,), n_seeds=1))
     assert shown.header[1:-2] == ["general, M=10"]
 
 
@@ -109,7 +114,8 @@ def test_categories_have_a_table_each_after_that_of_their_mean():
     categories, classes = ("carpet", "wood"), ("color", "hole")
     table = compared(dataset="mvtec_ad", categories=categories, classes=classes, numbers=(10,), n_seeds=1)
     tables = comparison_tables(table)
-    assert [shown.title for shown in tables] == ["mvtec_ad mean over categories", "mvtec_ad carpet", "mvtec_ad wood"]
+    titles = [shown.title for shown in tables[::2]]
+    assert titles == ["mvtec_ad mean over categories", "mvtec_ad carpet", "mvtec_ad wood"]
     rows = {row[0].text: row for row in tables[0].sections[-1].rows}
     assert rows["MPFM (published)"][1].text == "0.982 ± 0.003"
 
