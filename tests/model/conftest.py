@@ -7,9 +7,8 @@ import torch
 from mpfm_kedro.model.artefact import pack
 from mpfm_kedro.model.calibration import plain_sum
 from mpfm_kedro.model.feature_rows import FeatureRows
-from mpfm_kedro.model.initialisation import initialise
+from mpfm_kedro.model.initialisation import build, initialise
 from mpfm_kedro.model.modes import Modes
-from mpfm_kedro.model.mpfm import MPFM
 from mpfm_kedro.model.objective import Options
 from mpfm_kedro.model.trainer import Schedule
 from mpfm_kedro.parameters import RepairParameters
@@ -127,19 +126,7 @@ def make_problem(make_rows):
             held_back_pseudo=make_rows(held_cut, spot=2.0, seed=5, source=held_cut_source),
         )
         init = initialise(data.normals, data.held_back, n_prototypes, 4, 20, seed, printed_start)
-        torch.manual_seed(seed)
-        model = MPFM(
-            init.standardiser,
-            init.fitted.modes,
-            init.prototypes,
-            init.global_center,
-            init.global_spread,
-            hidden=8,
-            transport_steps=1,
-            top_share=0.1,
-            patches=init.patches,
-            printed_start=printed_start,
-        )
+        model = build(init, data.normals, hidden=8, transport_steps=1, top_share=0.1, seed=seed)
         extra = {
             "labels": torch.from_numpy(init.fitted.labels),
             "shrinkage": torch.from_numpy(init.fitted.shrinkage),
