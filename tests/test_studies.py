@@ -124,8 +124,8 @@ def test_ablation_has_every_part_and_every_repair(comparison: Path, root: Path):
     assert own["MPFM", "mean"] == whole["auc_mean"]["MPFM", "mean"]  # the same trial
     scores = pd.read_parquet(root / "out/07_model_output/made/ablation/scores.parquet")
     by_method = dict(tuple(scores.groupby("method")["score"]))
-    unlike = [name for name in methods - {"MPFM"} if (by_method[name].to_numpy() != by_method["MPFM"].to_numpy()).any()]
-    assert set(unlike) == methods - {"MPFM"}
+    unlike = {name for name in methods if (by_method[name].to_numpy() != by_method["MPFM"].to_numpy()).any()}
+    assert unlike >= methods - {"MPFM", "MPFL off"}  # the made normals have one mode
     modes = pd.read_parquet(root / "out/07_model_output/made/ablation/false_alarms.parquet")
     assert {"MPFM", "MPFL off"} <= set(modes["method"])
 
