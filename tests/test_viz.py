@@ -158,6 +158,7 @@ class Browser:
         self.page, self.address = page, address
         self.errors: list[str] = []
         page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.set_default_timeout(180_000)  # a busy machine takes its time to lay out the map
 
     def open(self, **query: str) -> None:
         self.page.goto(f"{self.address}/?" + "&".join(f"{key}={value}" for key, value in query.items()))
