@@ -88,8 +88,8 @@ def site() -> Path:
     return project / "build"
 
 
-def pipeline(site: Path) -> dict[str, Any]:
-    return json.loads((site / "api/pipelines/hard_setting").read_text())
+def pipeline(site: Path, name: str = "hard_setting") -> dict[str, Any]:
+    return json.loads((site / "api/pipelines" / name).read_text())
 
 
 def node_id(site: Path, name: str) -> str:
@@ -107,12 +107,15 @@ def test_settings_fold_into_stages_and_stages_into_nodes(site: Path):
 def test_layers_are_in_order(site: Path):
     order = ["raw", "intermediate", "feature", "model_input", "models", "model_output", "reporting", "history"]
     assert [layer for layer in pipeline(site)["layers"] if layer in order] == order
+    for name in ("comparison", "ablation", "sensitivity"):
+        assert pipeline(site, name)["layers"][-1] == "reporting", f"the layers of {name} go in a circle"
 
 
 @pytest.mark.skipif(not STYLES.is_file(), reason="no colours: .viz/styles.json is not there")
 def test_each_layer_has_a_colour_of_its_own(site: Path):
     styles = json.loads(STYLES.read_text())
-    data = [node for node in pipeline(site)["nodes"] if node["type"] == "data"]
+    studies = [node for name in ("comparison", "ablation", "sensitivity") for node in pipeline(site, name)["nodes"]]
+    data = [node for node in pipeline(site)["nodes"] + studies if node["type"] == "data" and node["layer"]]
     assert {node["name"] for node in data} <= set(styles), "a dataset has no colour in .viz/styles.json"
     colours = defaultdict(set)
     for node in data:
