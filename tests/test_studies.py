@@ -7,24 +7,18 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from kedro.framework.session import KedroSession
-from kedro.framework.startup import bootstrap_project
 
 from mpfm_kedro.baselines import baselines
 from mpfm_kedro.errors import InputError
+from test_project import run as run_pipeline
 
-PROJECT = Path(__file__).parents[1]
 OURS = ["MPFM", "MPFM, 0 iterations"]
 RIVALS = ["DevNet", "FLOS", "SAOE", "MLEP", "DRA", "AHL", "DPDL"]
 
 
 def run(study: str, root: Path, **parameters: object) -> Path:
     """Run a study in the test environment; returns the folder of its reports."""
-    bootstrap_project(PROJECT)
-    roots = {"data_root": str(root / "raw"), "output_root": str(root / "out")}
-    with KedroSession.create(PROJECT, env="test", runtime_params={**roots, **parameters}) as session:
-        session.run(pipeline_names=[study])
-    return root / "out/08_reporting/made" / study
+    return run_pipeline(study, root, **parameters) / "08_reporting/made" / study
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -29,6 +29,9 @@ from mpfm_kedro.pipelines.runs.nodes import NoHardSettingError, make_general_run
 from mpfm_kedro.pipelines.scoring.nodes import PART_COLUMNS, TRAINED, UNTRAINED
 from mpfm_kedro.pipelines.trials.variants import Variant
 from mpfm_kedro.provenance import code_digest
+
+if TYPE_CHECKING:
+    from mpfm_kedro.model.artefact import Artefact
 
 logger = logging.getLogger(__name__)
 REFERENCE_POSITIONS, REFERENCE_STEPS = 196, 1000  # of a map, and of training, where variants' seconds were measured
@@ -86,20 +89,20 @@ def run_trials(
                 "repairs": variant.changed("repairs", repairs),
                 "training": variant.changed("training", training),
             }
-            scored = everything[run["category"]] if _shared(variant) else [*run["test_normals"], *run["test_anomalies"]]
+            scored = everything[run["category"]] if _shared(variant) else _tested(run)
             entry = cache.entry(_key(variant, run, scored, features, changed), "trial")
             trials.append(Trial(variant, run, scored, features, cache, entry, device=device, **changed))
     left = list({trial.entry.path: trial for trial in trials if not trial.entry.exists()}.values())
     if left:
         _tell_time(left, len(trials), compute)
         map_runs(run_trial, left, "Trials", compute, device)
-    scores = pd.concat([_scores(trial) for trial in trials], ignore_index=True)
-    costs = [
-        {"method": trial.variant.name, "run": trial.run["run"], "setting": trial.run["setting"]}
-        | {"seconds": trial.entry.details()["seconds"]}
-        for trial in trials
-    ]
-    return scores, pd.DataFrame(costs)
+    scores, costs = [], []
+    for trial in trials:
+        artefact = trial.entry.load()
+        scores.append(_scores(trial, artefact))
+        described = {"method": trial.variant.name, "run": trial.run["run"], "setting": trial.run["setting"]}
+        costs.append(described | {"seconds": artefact.details["seconds"]})
+    return pd.concat(scores, ignore_index=True), pd.DataFrame(costs)
 
 
 def tabulate_methods(variants: list[Variant], training: TrainingParameters) -> pd.DataFrame:
@@ -151,7 +154,7 @@ def _mpfm(trial: Trial) -> tuple[dict[str, np.ndarray], float]:
         seconds += artefact.details["seconds"]
     began = time.monotonic()
     model = unpack(artefact).to(torch_device(trial.device))
-    parts, mode = score_rows(model, select(trial.features, np.array(trial.scored), ["original"]))
+    parts, mode = score_rows(model, select(trial.features, np.array(trial.scored), [ORIGINAL]))
     score = unpack_calibration(artefact).fuse(parts, mode)
     return {"score": score, "parts": parts, "mode": mode}, seconds + time.monotonic() - began
 
@@ -165,7 +168,7 @@ def _baseline(trial: Trial) -> tuple[dict[str, np.ndarray], float]:
     began = time.monotonic()
     method = baseline(trial.variant.method)(_steps(trial.training))
     method.fit(all_training_data(trial.run, trial.features), trial.run["seed"], torch_device(trial.device))
-    scores = method.score(select(trial.features, np.array(trial.scored), ["original"]))
+    scores = method.score(select(trial.features, np.array(trial.scored), [ORIGINAL]))
     return {"score": np.asarray(scores, dtype=np.float64)}, time.monotonic() - began
 
 
@@ -208,18 +211,21 @@ def _scorable(category: str, runs: list[dict[str, Any]]) -> list[str]:
 def _tell_time(left: list[Trial], total: int, compute: ComputeParameters) -> None:
     """Say how long the trials that are left will take, before the first one."""
     positions = int(np.prod(left[0].features.store.spec.map_shape[1:]))
-    steps = [_steps(trial.training) / REFERENCE_STEPS for trial in left]
-    seconds = sum(trial.variant.seconds * share for trial, share in zip(left, steps, strict=True))
+    seconds = sum(trial.variant.seconds * _steps(trial.training) / REFERENCE_STEPS for trial in left)
     processes = min(processes_of(compute, left[0].device), len(left))
     minutes = max(1, round(seconds * positions / REFERENCE_POSITIONS / processes / 60))
     logger.info("Trials: %d of %d are left, about %d minutes, %d at once", len(left), total, minutes, processes)
 
 
-def _scores(trial: Trial) -> pd.DataFrame:
-    """The scores of the run's own test samples."""
-    artefact = trial.entry.load()
+def _tested(run: dict[str, Any]) -> list[str]:
+    """The test samples of a run, normals first."""
+    return [*run["test_normals"], *run["test_anomalies"]]
+
+
+def _scores(trial: Trial, artefact: Artefact) -> pd.DataFrame:
+    """The scores of the run's own test samples, among those that the trial scored."""
     row = {sample: i for i, sample in enumerate(artefact.details["scored"])}
-    tested = [*trial.run["test_normals"], *trial.run["test_anomalies"]]
+    tested = _tested(trial.run)
     chosen = [row[sample] for sample in tested]
     table = pd.DataFrame({name: trial.run[name] for name in RUN} | {"method": trial.variant.name, "sample": tested})
     table["label"] = np.repeat([0, 1], [len(trial.run["test_normals"]), len(trial.run["test_anomalies"])])

@@ -46,7 +46,7 @@ def compared_methods(parameters: ComparisonParameters) -> list[Variant]:
     found = [mpfm(TRAINED)]
     for method in baselines():
         found.append(Variant(method.name, method.kind, method.name, {}, method.budget, method.seconds, method.differs))
-    found.append(Variant(UNTRAINED, "ours", UNTRAINED, {}, "closed form", UNTRAINED_SECONDS))
+    found.append(untrained())
     if parameters.methods == ["all"]:
         return found
     names = [variant.name for variant in found]
@@ -62,7 +62,7 @@ def ablated_variants() -> list[Variant]:
     no_information = {"mim_weight": 0.0}
     variants = [
         mpfm(TRAINED),
-        Variant(UNTRAINED, "ours", UNTRAINED, {}, "closed form", UNTRAINED_SECONDS),
+        untrained(),
         mpfm("MPFL off", prototypes=one_mode),
         mpfm("MIMR off", training=no_information),
         mpfm("MPFL and MIMR off", prototypes=one_mode, training=no_information),
@@ -79,6 +79,11 @@ def sensitivity_variants(parameters: SensitivityParameters) -> list[Variant]:
     """MPFM with other numbers of prototypes K and other weights λ of MIMR."""
     by_k = [mpfm(f"K={k}", prototypes={"n_prototypes": k}) for k in parameters.n_prototypes]
     return by_k + [mpfm(f"λ={weight:g}", training={"mim_weight": weight}) for weight in parameters.mim_weight]
+
+
+def untrained() -> Variant:
+    """MPFM before its first training step."""
+    return Variant(UNTRAINED, "ours", UNTRAINED, {}, "closed form", UNTRAINED_SECONDS)
 
 
 def mpfm(name: str, **changes: dict[str, Any]) -> Variant:
