@@ -1,8 +1,9 @@
-"""What a result was made by: the revision of the code and a digest of the method's files."""
+"""What a result was made by: the revision of the code and a digest of the files that matter to it."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -12,13 +13,28 @@ from mpfm_kedro import __version__
 PACKAGE = Path(__file__).parent
 
 
+METHOD = ("model/*.py", "pipelines/prototypes/*.py", "pipelines/training/*.py")
+BASELINES = ("baselines/*.py", "pipelines/training/run_data.py")
+IMPORT = re.compile(r"from mpfm_kedro\.(model|baselines)\.(\w+) import")
+
+
 @cache
-def code_digest() -> str:
-    """Digest of the method's code; a cached result of other code is not taken up."""
+def code_digest(patterns: tuple[str, ...]) -> str:
+    """Digest of some of the package's files and of the modules that these import from model/ or baselines/.
+
+    A cached result of other code is not taken up.
+    """
+    found: dict[str, bytes] = {}
+    left = [file for pattern in patterns for file in PACKAGE.glob(pattern)]
+    while left:
+        file = left.pop()
+        name = file.relative_to(PACKAGE).as_posix()
+        if name not in found:
+            found[name] = file.read_bytes()
+            left += [PACKAGE / folder / f"{module}.py" for folder, module in IMPORT.findall(found[name].decode())]
     digest = hashlib.sha256()
-    folders = ("model", "pipelines/prototypes", "pipelines/training")
-    for file in sorted(file for folder in folders for file in (PACKAGE / folder).glob("*.py")):
-        digest.update(file.name.encode() + file.read_bytes())
+    for name, code in sorted(found.items()):
+        digest.update(name.encode() + code)
     return digest.hexdigest()[:16]
 
 

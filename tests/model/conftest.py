@@ -13,7 +13,7 @@ from mpfm_kedro.model.objective import Options
 from mpfm_kedro.model.trainer import Schedule
 from mpfm_kedro.parameters import RepairParameters
 from mpfm_kedro.pipelines.training.run_data import RunData
-from mpfm_kedro.pipelines.training.steps import training_set
+from mpfm_kedro.pipelines.training.steps import kept_for_training, training_set
 
 torch.set_num_threads(1)
 
@@ -127,11 +127,7 @@ def make_problem(make_rows):
         )
         init = initialise(data.normals, data.held_back, n_prototypes, 4, 20, seed, printed_start)
         model = build(init, data.normals, hidden=8, transport_steps=1, top_share=0.1, seed=seed)
-        extra = {
-            "labels": torch.from_numpy(init.fitted.labels),
-            "shrinkage": torch.from_numpy(init.fitted.shrinkage),
-        }
-        initial = pack(model, plain_sum(init.fitted.modes.n_modes), extra, {})
+        initial = pack(model, plain_sum(init.fitted.modes.n_modes), kept_for_training(init, model, data), {})
         repairs = RepairParameters(
             mutual_information="repaired",
             normality_target="repaired",

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from mpfm_kedro.model.feature_rows import FeatureRows
 from mpfm_kedro.model.heads import GlobalScore, LinearScore, LocalScore
-from mpfm_kedro.model.patches import fit_patch_modes
+from mpfm_kedro.model.patches import fit_patch_groups, smooth
 
 
 def local(channels, top_share, seed=0, patches=None):
@@ -20,10 +21,11 @@ def local(channels, top_share, seed=0, patches=None):
     return head
 
 
-def patch_modes(channels, n_modes=2):
-    torch.manual_seed(0)
-    maps = torch.randn(20, channels, 6, 6) + 0.5 * torch.arange(channels)[:, None, None]
-    return fit_patch_modes([(maps, torch.arange(20) % n_modes)], n_modes)
+def patch_groups(channels, n_modes=2, height=6, width=6):
+    rng = np.random.default_rng(0)
+    maps = rng.normal(size=(20, channels, height, width)) + 0.5 * np.arange(channels)[:, None, None]
+    rows = FeatureRows(np.zeros((20, 1)), maps.astype(np.float16), np.arange(20), np.arange(20))
+    return fit_patch_groups(rows, np.arange(20) % n_modes, 0)
 
 
 @settings(deadline=None, max_examples=30)
@@ -42,23 +44,23 @@ def test_printed_local_score_is_the_mean_of_the_highest_positions(seed, height, 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(0, 1000), st.integers(2, 7), st.integers(2, 7), st.sampled_from([0.05, 0.25, 0.5, 1.0]))
 def test_local_score_is_the_mean_of_the_heat_map_where_patches_are_most_unusual(seed, height, width, top_share):
-    patches = patch_modes(3)
+    patches = patch_groups(3, height=height, width=width)
     head = local(3, top_share, seed, patches)
     maps = torch.randn(4, 3, height, width, generator=torch.Generator().manual_seed(seed))
     mode = torch.tensor([0, 1, 1, 0])
     scores, heat = head(None, head.evidence(maps, mode)), head.heat_map(maps, mode)
     for i in range(4):
-        energy = patches.energy(maps[i : i + 1], mode[i : i + 1]).flatten().tolist()
+        energy = patches.energy(smooth(maps[i : i + 1]), mode[i : i + 1]).flatten().tolist()
         order = sorted(range(len(energy)), key=lambda position, energy=energy: -energy[position])
         top = order[: max(1, int(top_share * len(energy)))]
         assert scores[i].item() == pytest.approx(heat[i].flatten()[top].mean().item(), abs=1e-4)
 
 
 def test_untrained_local_score_is_the_energy_of_the_most_unusual_patches():
-    patches = patch_modes(3)
+    patches = patch_groups(3, height=4, width=4)
     head = LocalScore(torch.zeros(3), torch.ones(3), 0.25, patches)
     maps, mode = torch.randn(5, 3, 4, 4), torch.zeros(5, dtype=torch.long)
-    energy = patches.energy(maps, mode).flatten(1).sort(1, descending=True).values[:, :4]
+    energy = patches.energy(smooth(maps), mode).flatten(1).sort(1, descending=True).values[:, :4]
     torch.testing.assert_close(head(None, head.evidence(maps, mode)), energy.mean(1))
 
 
@@ -66,10 +68,10 @@ def test_printed_local_score_has_no_evidence_beside_the_maps():
     assert local(3, 0.1).evidence(torch.randn(2, 3, 4, 4), torch.zeros(2)) is None
 
 
-@pytest.mark.parametrize("patches", [None, patch_modes(5)])
+@pytest.mark.parametrize("patches", [None, patch_groups(5, height=6, width=8)])
 def test_heat_map_shows_where_the_evidence_is(patches):
     head = local(5, 0.1, patches=patches)
-    plain = torch.zeros(5) + head.center if patches is None else patches.mean[0]
+    plain = torch.zeros(5) + head.center if patches is None else patches.mean[0, 0]
     maps = plain[:, None, None].repeat(1, 6, 8).repeat(2, 1, 1, 1)
     maps[0, :, 2, 7] += 20 * head.weight.detach() * head.spread
     heat = head.heat_map(maps, torch.zeros(2, dtype=torch.long))
@@ -79,7 +81,7 @@ def test_heat_map_shows_where_the_evidence_is(patches):
     torch.testing.assert_close(heat[1], heat[1, 0, 0].expand(6, 8), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("patches", [None, patch_modes(4)])
+@pytest.mark.parametrize("patches", [None, patch_groups(4, height=5, width=5)])
 def test_local_score_takes_maps_as_they_are_stored(patches):
     head = local(4, 0.5, patches=patches)
     maps, mode = torch.randn(3, 4, 5, 5), torch.zeros(3, dtype=torch.long)

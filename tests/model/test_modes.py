@@ -70,6 +70,17 @@ def test_one_euler_step_of_any_length_is_exact_for_one_mode(make_modes, covarian
     torch.testing.assert_close(at_t + (r - t) * velocity, at_r, rtol=1e-8, atol=1e-8)
 
 
+@settings(deadline=None, max_examples=30)
+@given(shapes(), TIMES)
+def test_a_path_that_is_given_changes_nothing(make_modes, shape, t):
+    modes = make_modes(**shape)
+    z_0, z_end, time = around(modes, 5), around(modes, 5) + 1.3, torch.full((5, 1), t, dtype=torch.float64)
+    z_t = (1 - t) * z_0 + t * z_end
+    found, expected = modes.at(z_t, time, modes.path(z_0, z_end)), modes.at(z_t, time)
+    torch.testing.assert_close(found.log_prob, expected.log_prob, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(found.velocity, expected.velocity, rtol=1e-8, atol=1e-8)
+
+
 def test_velocities_of_several_modes_are_each_its_own(make_modes):
     modes = make_modes(ranks=(1, 3, 4))
     z_t, t = around(modes, 5), torch.linspace(0, 1, 5, dtype=torch.float64)[:, None]

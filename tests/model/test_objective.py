@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 from mpfm_kedro.model.heads import LocalEvidence
+from mpfm_kedro.model.modes import Path
 from mpfm_kedro.model.objective import Batch, flow_losses, losses
 from mpfm_kedro.model.trainer import draw_batch
 
@@ -55,7 +56,7 @@ def test_flow_losses_train_the_velocity_network_alone(terms, name):
 
 def test_flow_losses_leave_the_prototypes_alone_with_an_independent_draw_too(terms, problem, batch, options):
     model, _ = terms
-    drawn = dataclasses.replace(batch, end=None)
+    drawn = dataclasses.replace(batch, path=None)
     loss = sum(flow_losses(model, drawn, batch.label == 0, options, generator()))
     found = layers(reached(model, loss))
     assert FLOW - {"velocity.logit"} <= found <= FLOW
@@ -151,8 +152,9 @@ def test_a_step_on_the_normality_loss_makes_normals_more_normal(problem, batch, 
 
 def pushed(problem, batch, options, distance):
     """The push when anomalies end ``distance`` away from where the field sends them."""
-    end = batch.end + distance * (batch.label != 0).float()[:, None]
-    return flow_losses(problem.model, dataclasses.replace(batch, end=end), batch.label == 0, options, generator())
+    end = batch.path.end + distance * (batch.label != 0).float()[:, None]
+    path = problem.model.modes.path(batch.z, end)
+    return flow_losses(problem.model, dataclasses.replace(batch, path=path), batch.label == 0, options, generator())
 
 
 def test_push_is_bounded_and_fades_as_anomalies_become_unlikely(problem, batch, options):
@@ -170,8 +172,8 @@ def test_push_is_softplus_of_the_margin_per_dimension(problem, batch, options):
         problem.model, batch, normal, dataclasses.replace(options, push_margin=push_margin), generator(5)
     )
     t = torch.rand(len(batch.z), 1, generator=generator(5))
-    q = problem.model.velocity((1 - t) * batch.z + t * batch.end, t)
-    log_prob = q.log_prob(batch.end - batch.z, 1.0) / batch.z.shape[1]
+    q = problem.model.velocity((1 - t) * batch.z + t * batch.path.end, t)
+    log_prob = q.log_prob(batch.path.end - batch.z, 1.0) / batch.z.shape[1]
     torch.testing.assert_close(flow_normal, -log_prob[normal].mean())
     margin = log_prob[~normal] - log_prob[normal].mean() + push_margin
     torch.testing.assert_close(flow_anomaly, softplus(margin).mean())
@@ -187,7 +189,7 @@ def test_normals_alone_push_nothing(problem, options):
     rows = problem.training.normals
     z = problem.model.z(torch.from_numpy(rows.rows.pooled[:8]))
     evidence = LocalEvidence(*(part[:8] for part in rows.evidence))
-    batch = Batch(z, None, rows.end[:8], None, evidence, torch.zeros(8))
+    batch = Batch(z, None, Path(*(part[:8] for part in rows.path)), None, evidence, torch.zeros(8))
     found, _ = losses(problem.model, batch, options, generator())
     assert found.flow_anomaly.item() == 0
     assert all(value.isfinite() for value in found)

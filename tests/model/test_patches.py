@@ -2,19 +2,38 @@ import numpy as np
 import pytest
 import torch
 
-from mpfm_kedro.model.patches import SHRINKAGE, fit_patch_modes, smooth
+from mpfm_kedro.model.feature_rows import FeatureRows
+from mpfm_kedro.model.patches import (
+    MAX_GROUPS,
+    NORMALS_OF_THE_PRIOR,
+    PATCHES_PER_CHANNEL,
+    SHRINKAGE,
+    PatchGroups,
+    fit_patch_groups,
+    nearest_group,
+    smooth,
+)
+
+CHANNELS, SIDE = 3, 5
 
 
-def patch_maps(n=40, channels=3, side=5, seed=0):
-    """Maps of two modes with patches of other means and covariances."""
+def patch_maps(n=40, seed=0, parts=1):
+    """Maps of two modes with patches of other means and covariances; the lower rows may be another part."""
     generator = torch.Generator().manual_seed(seed)
     mode = torch.arange(n) % 2
     turn = torch.tensor(
         [[[1.0, 0.4, 0.0], [0.0, 0.8, 0.3], [0.0, 0.0, 0.5]], [[0.5, 0.0, 0.2], [0.0, 1.5, 0.0], [0.0, 0.6, 1.0]]]
     )
-    noise = torch.randn(n, channels, side * side, generator=generator)
-    maps = (turn[mode] @ noise).view(n, channels, side, side) + 3 * mode[:, None, None, None]
-    return maps, mode
+    noise = torch.randn(n, CHANNELS, SIDE * SIDE, generator=generator)
+    maps = (turn[mode] @ noise).view(n, CHANNELS, SIDE, SIDE) + 3 * mode[:, None, None, None]
+    if parts == 2:
+        maps[:, :, 3:] = 0.2 * maps[:, :, 3:] + 12
+    return maps.half().float(), mode
+
+
+def fitted(maps, mode, seed=0):
+    rows = FeatureRows(np.zeros((len(maps), 1)), maps.half().numpy(), np.arange(len(maps)), np.arange(len(maps)))
+    return fit_patch_groups(rows, mode.numpy(), seed)
 
 
 def test_smoothing_averages_the_neighbours_inside_the_map():
@@ -26,51 +45,93 @@ def test_smoothing_averages_the_neighbours_inside_the_map():
     torch.testing.assert_close(smooth(torch.ones(1, 1, 3, 3)), torch.ones(1, 1, 3, 3))
 
 
-def test_energy_is_the_mahalanobis_distance_to_the_patches_of_the_mode():
-    maps, mode = patch_maps()
-    patches = fit_patch_modes([(maps, mode)], 2)
-    new, new_mode = patch_maps(6, seed=1)
-    energy = patches.energy(new, new_mode)
-    assert energy.shape == (6, 5, 5)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_energy_is_the_mahalanobis_distance_to_the_nearest_group_of_the_mode(parts):
+    maps, mode = patch_maps(parts=parts)
+    groups = fitted(maps, mode)
+    new, new_mode = patch_maps(6, seed=1, parts=parts)
+    energy = groups.energy(smooth(new), new_mode)
+    assert energy.shape == (6, SIDE, SIDE)
     for j in range(2):
-        own = smooth(maps[mode == j]).flatten(2).transpose(1, 2).flatten(0, 1).double().numpy()
-        covariance = np.cov(own.T, bias=True)
-        shrunk = (1 - SHRINKAGE) * covariance + SHRINKAGE * np.trace(covariance) / 3 * np.eye(3)
-        offset = smooth(new[new_mode == j]).double().permute(0, 2, 3, 1).numpy() - own.mean(0)
-        expected = np.einsum("bhwc,cd,bhwd->bhw", offset, np.linalg.inv(shrunk), offset) / 3
-        np.testing.assert_allclose(energy[new_mode == j], expected, rtol=1e-3)
+        own = smooth(maps[mode == j]).permute(0, 2, 3, 1).flatten(0, 2)
+        of_own = nearest_group(own, groups.mean[j]).numpy()
+        for image, found in zip(smooth(new[new_mode == j]), energy[new_mode == j], strict=True):
+            for y, x in np.ndindex(SIDE, SIDE):
+                g = int((groups.mean[j] - image[:, y, x]).square().sum(1).argmin())
+                around = (own - groups.mean[j, g]).double().numpy()[of_own == g]
+                covariance = around.T @ around / len(around)
+                level = np.trace(covariance) / CHANNELS
+                shrunk = (1 - SHRINKAGE) * covariance + SHRINKAGE * level * np.eye(CHANNELS)
+                offset = (image[:, y, x] - groups.mean[j, g]).double().numpy()
+                distance = offset @ np.linalg.inv(shrunk) @ offset / CHANNELS
+                assert found[y, x].item() == pytest.approx(distance / groups.scale[j, y, x].item(), rel=2e-3)
 
 
-def test_energy_of_the_fitted_patches_is_one_on_average():
-    maps, mode = patch_maps(200)
-    energy = fit_patch_modes([(maps, mode)], 2).energy(maps, mode)
+def test_groups_are_the_parts_of_the_image():
+    maps, mode = patch_maps(200, parts=2)
+    groups = fitted(maps, mode)
+    inside = smooth(maps[mode == 0])
+    upper, lower = (nearest_group(inside[:, :, row].transpose(1, 2).flatten(0, 1), groups.mean[0]) for row in (0, 4))
+    assert not set(upper.tolist()) & set(lower.tolist())
+
+
+@pytest.mark.parametrize(("n", "expected"), [(4, 1), (6, 2), (2000, MAX_GROUPS)])
+def test_there_are_as_many_groups_as_the_patches_allow(n, expected):
+    maps, _ = patch_maps(n)
+    groups = fitted(maps, torch.zeros(n, dtype=torch.long))
+    assert groups.mean.shape == (1, expected, CHANNELS)
+    assert expected == 1 or n * SIDE**2 >= expected * PATCHES_PER_CHANNEL * CHANNELS
+
+
+def test_modes_with_fewer_groups_use_their_own_alone():
+    maps, mode = patch_maps(100)
+    mode = (torch.arange(100) < 4).long()
+    groups = fitted(maps, mode)
+    assert groups.mean.shape[1] > 1
+    assert set(nearest_group(smooth(maps).permute(0, 2, 3, 1).flatten(0, 2), groups.mean[1]).tolist()) == {0}
+    assert groups.energy(smooth(maps), mode).isfinite().all()
+
+
+def test_energy_of_the_fitted_patches_is_near_one_everywhere():
+    maps, mode = patch_maps(400)
+    maps[:, :, 1, 2] *= 4
+    groups = fitted(maps, mode)
     for j in range(2):
-        assert energy[mode == j].mean().item() == pytest.approx(1, abs=0.03)
+        energy = groups.energy(smooth(maps[mode == j]), mode[mode == j]).mean(0)
+        share = 200 / (200 + NORMALS_OF_THE_PRIOR)
+        torch.testing.assert_close(groups.scale[j], (energy * groups.scale[j]) ** share, rtol=1e-3, atol=1e-3)
+        assert energy.mean().item() == pytest.approx(1, abs=0.2)
 
 
-def test_fit_does_not_depend_on_the_batches():
-    maps, mode = patch_maps()
-    whole = fit_patch_modes([(maps, mode)], 2)
-    pieces = fit_patch_modes(zip(maps.split(7), mode.split(7), strict=True), 2)
-    torch.testing.assert_close(whole.mean, pieces.mean, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(whole.whitening, pieces.whitening, rtol=1e-3, atol=1e-4)
+def test_a_distance_means_less_where_normals_vary():
+    scale = torch.ones(2, SIDE, SIDE)
+    scale[1, 3, 0] = 4
+    groups = PatchGroups(torch.zeros(2, 1, CHANNELS), torch.eye(CHANNELS).expand(2, 1, -1, -1), scale)
+    energy = groups.energy(torch.full((2, CHANNELS, SIDE, SIDE), 2.0), torch.tensor([0, 1]))
+    torch.testing.assert_close(energy, 4 / scale)
 
 
-def test_a_mode_of_constant_patches_leaves_a_finite_energy():
-    patches = fit_patch_modes([(torch.full((4, 3, 5, 5), 2.0), torch.zeros(4, dtype=torch.long))], 1)
-    assert patches.energy(torch.randn(2, 3, 5, 5), torch.zeros(2, dtype=torch.long)).isfinite().all()
+def test_the_same_seed_gives_the_same_groups():
+    maps, mode = patch_maps(100)
+    first, second = fitted(maps, mode, 3), fitted(maps, mode, 3)
+    assert torch.equal(first.mean, second.mean)
+    assert torch.equal(first.whitening, second.whitening)
+
+
+def test_constant_patches_leave_a_finite_energy():
+    groups = fitted(torch.full((30, 3, 5, 5), 2.0), torch.zeros(30, dtype=torch.long))
+    assert groups.energy(torch.randn(2, 3, 5, 5), torch.zeros(2, dtype=torch.long)).isfinite().all()
 
 
 def test_a_small_defect_raises_the_energy_where_it_is():
     maps, mode = patch_maps()
-    patches = fit_patch_modes([(maps, mode)], 2)
+    groups = fitted(maps, mode)
     new, new_mode = patch_maps(1, seed=2)
     new[0, :, 3, 1] += 8
-    highest = patches.energy(new, new_mode)[0].flatten().argmax().item()
+    highest = groups.energy(smooth(new), new_mode)[0].flatten().argmax().item()
     assert abs(highest // 5 - 3) <= 1
     assert abs(highest % 5 - 1) <= 1
 
 
-def test_patch_modes_have_nothing_to_train():
-    maps, mode = patch_maps()
-    assert list(fit_patch_modes([(maps, mode)], 2).parameters()) == []
+def test_patch_groups_have_nothing_to_train():
+    assert list(fitted(*patch_maps()).parameters()) == []

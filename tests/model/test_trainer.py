@@ -7,7 +7,7 @@ from sklearn.metrics import roc_auc_score
 
 from mpfm_kedro.model.checkpoint import load_state, save_state
 from mpfm_kedro.model.heads import LocalEvidence
-from mpfm_kedro.model.modes import Start
+from mpfm_kedro.model.modes import Path, Start
 from mpfm_kedro.model.objective import KNOWN, NORMAL, PSEUDO
 from mpfm_kedro.model.trainer import draw_batch, monitor, train
 
@@ -120,7 +120,11 @@ def numbered(problem):
         end = torch.from_numpy(pooled[:, :1]).expand(-1, pooled.shape[1])
         rows = dataclasses.replace(moved.rows, pooled=pooled)
         pieces[name] = dataclasses.replace(
-            moved, rows=rows, start=Start(end, end[:, :2]), end=end, evidence=LocalEvidence(end[:, 0], end)
+            moved,
+            rows=rows,
+            start=Start(end, end[:, :2]),
+            path=Path(end, end, end),
+            evidence=LocalEvidence(end[:, 0], end),
         )
     return dataclasses.replace(problem.training, **pieces)
 
@@ -133,7 +137,13 @@ def test_batches_hold_what_the_schedule_says_and_keep_images_together(problem, s
         assert batch.label.tolist() == [NORMAL] * 6 + [PSEUDO] * 6 + [KNOWN] * 6
         number = (batch.z * model.pooled_spread + model.pooled_center)[:, 0].round().long()
         torch.testing.assert_close(number.float(), batch.start.psi[:, 0])
-        for found in (batch.start.log_prob[:, 1], batch.end[:, -1], batch.evidence.energy, batch.evidence.patch[:, 2]):
+        for found in (
+            batch.start.log_prob[:, 1],
+            batch.path.end[:, -1],
+            batch.path.inside_end[:, 0],
+            batch.evidence.energy,
+            batch.evidence.patch[:, 2],
+        ):
             torch.testing.assert_close(number.float(), found)
         for n, label in zip(number.tolist(), batch.label.tolist(), strict=True):
             kind, position = divmod(n, 1000)

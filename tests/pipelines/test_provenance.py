@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ import pandas as pd
 import pytest
 import yaml
 
+from mpfm_kedro import provenance
 from mpfm_kedro.io.artefacts import RunCache
 from mpfm_kedro.io.feature_store import KEY, Features, FeatureSpec, FeatureStore
 from mpfm_kedro.parameters import ComputeParameters, PrototypeParameters, RepairParameters, TrainingParameters
 from mpfm_kedro.pipelines.prototypes.nodes import initialise_prototypes
 from mpfm_kedro.pipelines.training.nodes import train_models
-from mpfm_kedro.provenance import code_revision
+from mpfm_kedro.provenance import BASELINES, METHOD, code_digest, code_revision
 
 CONF = Path(__file__).parents[2] / "conf" / "base"
 BASE = yaml.safe_load((CONF / "parameters_model.yml").read_text())
@@ -77,3 +79,41 @@ def test_models_name_the_images_that_they_learned_from(details):
     assert known[0] == initial and known[1] != trained
     for tested in ("good/30", "dent/2"):
         assert [found["data"] for found in details(tested)] == [initial, trained]
+
+
+@pytest.fixture
+def digests(tmp_path, monkeypatch):
+    """The digests of the method and of the baselines after a change of one file of a copy of the package."""
+    package = tmp_path / "mpfm_kedro"
+    shutil.copytree(provenance.PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(provenance, "PACKAGE", package)
+
+    def changed(file: str | None = None) -> tuple[str, str]:
+        code = (package / file).read_text() if file else ""
+        if file:
+            (package / file).write_text(code + "\n# another line\n")
+        found = code_digest.__wrapped__(METHOD), code_digest.__wrapped__(BASELINES)
+        if file:
+            (package / file).write_text(code)
+        return found
+
+    return changed
+
+
+def test_a_change_of_the_training_leaves_the_baselines_alone(digests):
+    method, baselines = digests()
+    for file in ("model/trainer.py", "model/calibration.py", "pipelines/prototypes/nodes.py"):
+        found = digests(file)
+        assert found[0] != method and found[1] == baselines
+
+
+def test_baselines_depend_on_what_they_import_and_on_what_that_imports(digests):
+    method, baselines = digests()
+    for file in ("model/mode_fitting.py", "model/modes.py", "model/patches.py", "pipelines/training/run_data.py"):
+        found = digests(file)
+        assert found[0] != method and found[1] != baselines
+    assert digests("baselines/dra.py")[1] != baselines
+
+
+def test_no_study_is_computed_again_because_a_report_changed(digests):
+    assert digests("pipelines/comparison/tables.py") == digests()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
@@ -38,12 +36,3 @@ def baselines() -> list[type[Method]]:
 def baseline(name: str) -> type[Method]:
     """The one of this name."""
     return {method.name: method for method in baselines()}[name]
-
-
-@cache
-def baselines_digest() -> str:
-    """Digest of the code of all of them, which build on one another."""
-    digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(file.name.encode() + file.read_bytes())
-    return digest.hexdigest()[:16]

@@ -13,11 +13,11 @@ from mpfm_kedro.model.calibration import Calibration
 from mpfm_kedro.model.mixture import PrototypeMixture
 from mpfm_kedro.model.modes import Modes
 from mpfm_kedro.model.mpfm import MPFM, Standardiser
-from mpfm_kedro.model.patches import PatchModes
+from mpfm_kedro.model.patches import PatchGroups
 
 _SHARED = "velocity.modes."  # the velocity's start is the model's own modes
 _MODES = ("weight", "mean", "basis", "variance", "remainder", "place")
-_PATCHES = ("local_score.patches.mean", "local_score.patches.whitening")
+_PATCHES = tuple(f"local_score.patches.{name}" for name in ("mean", "whitening", "scale"))
 _CALIBRATION = ("center", "spread", "weight")
 
 
@@ -62,7 +62,7 @@ def unpack(artefact: Artefact) -> MPFM:
         hidden=shape["hidden"],
         transport_steps=shape["transport_steps"],
         top_share=shape["top_share"],
-        patches=PatchModes(*(state[name] for name in _PATCHES)) if _PATCHES[0] in state else None,
+        patches=PatchGroups(*(state[name] for name in _PATCHES)) if _PATCHES[0] in state else None,
         printed_start=shape["printed_start"],
     )
     missing, unexpected = model.load_state_dict(state, strict=False)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+IMAGES_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,12 @@ class FeatureRows:
     def take(self, index: np.ndarray) -> FeatureRows:
         """Some of the images."""
         return FeatureRows(self.pooled[index], self.maps, self.rows[index], self.source[index])
+
+    def map_batches(self) -> Iterator[tuple[slice, Tensor]]:
+        """The maps of all images, a bounded number at once, with the slice that they are."""
+        for start in range(0, len(self), IMAGES_AT_ONCE):
+            piece = slice(start, start + IMAGES_AT_ONCE)
+            yield piece, self.map_batch(piece)
 
     def map_batch(self, index: Any = slice(None)) -> Tensor:
         """Maps of some of the images, (B, C, H', W'), fp16."""

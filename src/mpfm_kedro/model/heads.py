@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mpfm_kedro.model.patches import PatchModes, smooth
+from mpfm_kedro.model.patches import PatchGroups, smooth
 
 SOFTPLUS_IS_ONE = math.log(math.e - 1)
 
@@ -71,7 +71,7 @@ class LocalScore(nn.Module):
     energy_center: Tensor
     energy_spread: Tensor
 
-    def __init__(self, center: Tensor, spread: Tensor, top_share: float, patches: PatchModes | None = None) -> None:
+    def __init__(self, center: Tensor, spread: Tensor, top_share: float, patches: PatchGroups | None = None) -> None:
         super().__init__()
         self.register_buffer("energy_center", torch.tensor(0.0))
         self.register_buffer("energy_spread", torch.tensor(1.0))
@@ -93,7 +93,7 @@ class LocalScore(nn.Module):
         if self.patches is None:
             return None
         smoothed = smooth(maps)
-        top = self._top(self.patches.energy_of_smoothed(smoothed, mode))
+        top = self._top(self.patches.energy(smoothed, mode))
         index = top.indices[:, None].expand(-1, maps.shape[1], -1)
         patch = smoothed.flatten(2).gather(2, index).mean(2)
         return LocalEvidence(self._standardised(top.values.mean(1)), (patch - self.center) / self.spread)
@@ -104,12 +104,12 @@ class LocalScore(nn.Module):
         source = maps.float() if self.patches is None else smooth(maps)
         scores = torch.einsum("c,bchw->bhw", weight, source) + self.bias - weight @ self.center
         if self.patches is not None:
-            energy = self.patches.energy_of_smoothed(source, mode)
+            energy = self.patches.energy(source, mode)
             scores = scores + nn.functional.softplus(self.slope) * self._standardised(energy)
         return scores
 
     def forward(self, maps: Tensor | None, evidence: LocalEvidence | None) -> Tensor:
-        """S_a (B,) from the evidence, or from maps (B, C, H', W') without patch modes."""
+        """S_a (B,) from the evidence, or from maps (B, C, H', W') without patch groups."""
         if evidence is not None:
             return nn.functional.softplus(self.slope) * evidence.energy + evidence.patch @ self.weight + self.bias
         assert maps is not None

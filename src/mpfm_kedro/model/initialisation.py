@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +17,7 @@ from mpfm_kedro.model.mixture import PrototypeMixture
 from mpfm_kedro.model.mode_fitting import FittedModes, fit_modes, folds, modes_without_fold
 from mpfm_kedro.model.modes import Modes, Start
 from mpfm_kedro.model.mpfm import MPFM, Standardiser
-from mpfm_kedro.model.patches import PatchModes, fit_patch_modes
+from mpfm_kedro.model.patches import PatchGroups, fit_patch_groups
 
 logger = logging.getLogger(__name__)
 ROWS_AT_ONCE = 256
@@ -33,7 +32,7 @@ class Initialisation:
         fitted: the modes.
         tried: one row for each number of modes tried.
         prototypes: P_GM.
-        patches: modes of the normals' patches; None without a closed-form start.
+        patches: groups of the normals' patches; None without a closed-form start.
         global_center: centre of the normals' NLL per dimension, each by modes that were fitted without it.
         global_spread: its spread.
     """
@@ -42,7 +41,7 @@ class Initialisation:
     fitted: FittedModes
     tried: list[dict[str, float]]
     prototypes: PrototypeMixture
-    patches: PatchModes | None
+    patches: PatchGroups | None
     global_center: float
     global_spread: float
 
@@ -67,7 +66,7 @@ def initialise(
     psi = torch.from_numpy(z) if printed_start else move_by_fold(modes_without_fold(z, fitted, fold), z, fold).psi
     with torch.inference_mode():
         nll = -prototypes.log_prob(psi).numpy() / z.shape[1]
-    patches = None if printed_start else fit_patch_modes(_map_batches(normals, fitted.labels), fitted.modes.n_modes)
+    patches = None if printed_start else fit_patch_groups(normals, fitted.labels, seed)
     return Initialisation(standardiser, fitted, tried, prototypes, patches, float(nll.mean()), float(nll.std()))
 
 
@@ -89,8 +88,9 @@ def build(
             init.patches,
             printed_start=init.patches is None,
         )
-    evidence = [model.local_score.evidence(*batch) for batch in _map_batches(normals, init.fitted.labels)]
     if init.patches is not None:
+        labels = torch.from_numpy(init.fitted.labels)
+        evidence = [model.local_score.evidence(maps, labels[piece]) for piece, maps in normals.map_batches()]
         model.local_score.standardise_energy(torch.cat([part.energy for part in evidence if part is not None]))
     return model
 
@@ -99,8 +99,8 @@ def fit_standardiser(normals: FeatureRows) -> Standardiser:
     """Centre and spread of pooled statistics, and of the map's channels over all positions."""
     channels = normals.maps.shape[1]
     total, squares, count = torch.zeros(channels).double(), torch.zeros(channels).double(), 0
-    for maps, _ in _map_batches(normals, np.zeros(len(normals))):
-        maps = maps.double()
+    for _, maps in normals.map_batches():
+        maps = maps.float()
         total, squares = total + maps.sum((0, 2, 3)), squares + maps.square().sum((0, 2, 3))
         count += maps.numel() // maps.shape[1]
     center = total / count
@@ -112,13 +112,6 @@ def fit_standardiser(normals: FeatureRows) -> Standardiser:
         map_center=center.float(),
         map_spread=_not_zero(spread).float(),
     )
-
-
-def _map_batches(rows: FeatureRows, labels: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
-    """Maps (B, C, H', W') and labels (B,), a bounded number at once."""
-    for i in range(0, len(rows), ROWS_AT_ONCE):
-        piece = slice(i, i + ROWS_AT_ONCE)
-        yield rows.map_batch(piece), torch.from_numpy(labels[piece])
 
 
 def standardise(standardiser: Standardiser, pooled: np.ndarray) -> np.ndarray:

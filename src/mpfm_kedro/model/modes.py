@@ -21,6 +21,17 @@ class PathPoint(NamedTuple):
     velocity: Tensor
 
 
+class Path(NamedTuple):
+    """The straight paths of B samples: z_T (B, d), and in each mode's basis what makes up z_t − (1−t) m_j − t τ_j.
+
+    That is (1−t) U_jᵀ(z_0 − m_j) + t U_jᵀ(z_T − τ_j), both (B, J, r); computed once, they spare half of a step's work.
+    """
+
+    end: Tensor
+    inside_start: Tensor
+    inside_end: Tensor
+
+
 class Start(NamedTuple):
     """The closed-form start of B samples: ψ_0(z) = Σ_j p(j|z) (τ_j + A_j (z − m_j)) (B, d), log ω_j N(z; …) (B, J)."""
 
@@ -78,8 +89,13 @@ class Modes(nn.Module):
         one = z.new_ones(())
         return self._log_prob(offset, torch.einsum("bjd,jdr->bjr", offset, self.basis), one, one.expand(len(z), 1))
 
-    def at(self, z_t: Tensor, t: Tensor) -> PathPoint:
-        """The modes at points z_t (B, d) of time t (B, 1) of the straight path.
+    def path(self, z: Tensor, end: Tensor) -> Path:
+        """The straight paths from z (B, d) to their ends (B, d)."""
+        offsets = z[:, None] - self.mean, end[:, None] - self.place
+        return Path(end, *(torch.einsum("bjd,jdr->bjr", offset, self.basis) for offset in offsets))
+
+    def at(self, z_t: Tensor, t: Tensor, path: Path | None = None) -> PathPoint:
+        """The modes at points z_t (B, d) of time t (B, 1) of the straight path, which may be given.
 
         There z_t − (1−t) m_j − t τ_j has covariance g_j(t)² Σ_j, and the velocity of mode j is
         v_j(z_t, t) = τ_j − m_j + (A_j − I) g_j(t)^{-1} (z_t − (1−t) m_j − t τ_j),
@@ -87,7 +103,10 @@ class Modes(nn.Module):
         """
         time = t[:, None]
         offset = z_t[:, None] - (1 - time) * self.mean - time * self.place
-        inside = torch.einsum("bjd,jdr->bjr", offset, self.basis)
+        if path is None:
+            inside = torch.einsum("bjd,jdr->bjr", offset, self.basis)
+        else:
+            inside = (1 - time) * path.inside_start + time * path.inside_end
         a_in, a_out = self.variance.rsqrt(), self.remainder.rsqrt()
         g_in, g_out = (1 - time) + time * a_in, (1 - t) + t * a_out
         return PathPoint(self._log_prob(offset, inside, g_in, g_out), self._velocity(offset, inside, g_in, g_out))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mpfm_kedro.model.heads import GlobalScore, LinearScore, LocalEvidence, LocalScore, Parts
 from mpfm_kedro.model.mixture import PrototypeMixture
 from mpfm_kedro.model.modes import Modes, Start
-from mpfm_kedro.model.patches import PatchModes
+from mpfm_kedro.model.patches import PatchGroups
 from mpfm_kedro.model.transport import transport
 from mpfm_kedro.model.velocity import VelocityMixture
 
@@ -37,7 +37,7 @@ class MPFM(nn.Module):
         hidden: width of the velocity network.
         transport_steps: Euler steps of ψ.
         top_share: share of positions that M_a averages.
-        patches: modes of the normals' patches, the closed-form start of M_a, or None.
+        patches: groups of the normals' patches, the closed-form start of M_a, or None.
         printed_start: no closed-form start; the network makes all K components of the velocity.
     """
 
@@ -54,7 +54,7 @@ class MPFM(nn.Module):
         hidden: int,
         transport_steps: int,
         top_share: float,
-        patches: PatchModes | None = None,
+        patches: PatchGroups | None = None,
         printed_start: bool = False,
     ) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 from mpfm_kedro.model.heads import LocalEvidence
-from mpfm_kedro.model.modes import Start
+from mpfm_kedro.model.modes import Path, Start
 from mpfm_kedro.model.mpfm import MPFM
 from mpfm_kedro.model.mutual_information import Information, information, mim_loss
 
@@ -24,15 +24,15 @@ class Batch:
     Args:
         z: standardised features (B, d).
         start: the closed-form start by modes fitted without the sample, or None to compute it.
-        end: z_T, coupled to z inside its mode, (B, d), or None to draw it from the prototypes (printed).
-        maps: stored F (B, C, H', W'), needed only without patch modes.
-        evidence: what M_a reads of the maps, or None without patch modes.
+        path: to z_T, coupled to z inside its mode, or None to draw z_T from the prototypes (printed).
+        maps: stored F (B, C, H', W'), needed only without patch groups.
+        evidence: what M_a reads of the maps, or None without patch groups.
         label: 0 normal, 1 known anomaly, 2 pseudo-anomaly; the binary losses count everything but 0 as 1 (B,).
     """
 
     z: Tensor
     start: Start | None
-    end: Tensor | None
+    path: Path | None
     maps: Tensor | None
     evidence: LocalEvidence | None
     label: Tensor
@@ -109,9 +109,9 @@ def flow_losses(
     softplus(log q_a / d − mean log q_n / d + margin): it fades once anomalies are unlikely enough.
     """
     z_0 = batch.z
-    z_end = model.prototypes.sample(len(z_0), generator) if batch.end is None else batch.end
+    z_end = model.prototypes.sample(len(z_0), generator) if batch.path is None else batch.path.end
     t = torch.rand(len(z_0), 1, generator=generator).to(z_0.device)
-    q = model.velocity((1 - t) * z_0 + t * z_end, t)
+    q = model.velocity((1 - t) * z_0 + t * z_end, t, batch.path)
     log_prob = q.log_prob(z_end - z_0, options.velocity_scale) / z_0.shape[1]
     of_normals = log_prob[normal].mean()
     if normal.all():

@@ -1,47 +1,66 @@
-"""Modes of the normals' patches: the closed-form start of the local score.
+"""Groups of the normals' patches: the closed-form start of the local score.
 
-A defect that is small against the image vanishes in pooled statistics and shows in one patch. Each mode of the
-normal images has its own Gaussian over the patches v of its images, the same at every position.
+A defect that is small against the image vanishes in pooled statistics and shows in one patch. The patches v of each
+mode of the normal images fall into groups (cell, busbar, rim, background), each a Gaussian N(m_g, Σ_g). At position x
+distances are divided by c_j(x), those of the mode's normals there: where they vary, a distance means less than where
+they are all alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import warnings
 
+import numpy as np
 import torch
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
+from mpfm_kedro.model.feature_rows import FeatureRows
+
 SHRINKAGE = 0.01
+MAX_GROUPS = 8
+PATCHES_PER_CHANNEL = 20  # a group needs so many for each channel, or its covariance says little of new patches
+CLUSTERED_PATCHES = 20_000  # of each mode, to find the groups by
+NORMALS_OF_THE_PRIOR = 100  # with n normals, log c counts n / (n + this) against 0
 
 
-class PatchModes(nn.Module):
-    """J Gaussians N(m_j, Σ_j) over patches, kept as whitenings.
+class PatchGroups(nn.Module):
+    """G Gaussians over patches for each mode, and the scale of their distances at each position.
 
     Args:
-        mean: m (J, C).
-        whitening: W (J, C, C) with Σ_j^{-1} = W_j W_jᵀ.
+        mean: m (J, G, C); modes with fewer groups repeat their last one.
+        whitening: W (J, G, C, C) with Σ_g^{-1} = W_gᵀ W_g.
+        scale: c (J, H', W').
     """
 
     mean: Tensor
     whitening: Tensor
+    scale: Tensor
 
-    def __init__(self, mean: Tensor, whitening: Tensor) -> None:
+    def __init__(self, mean: Tensor, whitening: Tensor, scale: Tensor) -> None:
         super().__init__()
         self.register_buffer("mean", mean.float())
         self.register_buffer("whitening", whitening.float().contiguous())
+        self.register_buffer("scale", scale.float())
 
-    def energy(self, maps: Tensor, mode: Tensor) -> Tensor:
-        """(v − m_j)ᵀ Σ_j^{-1} (v − m_j) / C at each position: (B, C, H', W') of modes j (B,) → (B, H', W')."""
-        return self.energy_of_smoothed(smooth(maps), mode)
-
-    def energy_of_smoothed(self, smoothed: Tensor, mode: Tensor) -> Tensor:
-        """The same of maps that are smoothed already."""
-        patches = smoothed.flatten(2)
-        energy = patches.new_empty(len(patches), patches.shape[2])
+    def energy(self, smoothed: Tensor, mode: Tensor) -> Tensor:
+        """(v − m_g)ᵀ Σ_g^{-1} (v − m_g) / (C c_j(x)), g the nearest group: (B, C, H', W'), modes (B,) → (B, H', W')."""
+        energy = smoothed.new_empty(len(smoothed), *smoothed.shape[2:])
         for j in mode.unique().tolist():
-            own = mode == j
-            energy[own] = (self.whitening[j].T @ (patches[own] - self.mean[j][:, None])).square().mean(1)
-        return energy.view(len(smoothed), *smoothed.shape[2:])
+            patches = _patches(smoothed[mode == j])
+            group = nearest_group(patches, self.mean[j])
+            own = patches.new_empty(len(patches))
+            for g in group.unique().tolist():
+                whitened = (patches[group == g] - self.mean[j, g]) @ self.whitening[j, g].T
+                own[group == g] = whitened.square().mean(1)
+            energy[mode == j] = own.view(-1, *smoothed.shape[2:])
+        return energy / self.scale[mode]
+
+
+def nearest_group(patches: Tensor, mean: Tensor) -> Tensor:
+    """The nearest of G means (G, C) for each patch, (n, C) → (n,)."""
+    return (mean.square().sum(1) - 2 * patches @ mean.T).argmin(1)
 
 
 def smooth(maps: Tensor) -> Tensor:
@@ -60,24 +79,53 @@ def _band(side: int, device: torch.device) -> Tensor:
     return near / near.sum(1, keepdim=True)
 
 
-def fit_patch_modes(batches: Iterable[tuple[Tensor, Tensor]], n_modes: int) -> PatchModes:
-    """Fit on maps of normals (B, C, H', W') with their modes (B,), batch after batch."""
-    count = torch.zeros(n_modes, dtype=torch.float64)
-    total, products = None, None
-    for maps, mode in batches:
-        patches = smooth(maps).flatten(2).transpose(1, 2)
-        if total is None or products is None:
-            total = torch.zeros(n_modes, patches.shape[2], dtype=torch.float64)
-            products = torch.zeros(n_modes, patches.shape[2], patches.shape[2], dtype=torch.float64)
-        for j in mode.unique().tolist():
-            own = patches[mode == j].flatten(0, 1)
-            count[j] += len(own)
-            total[j] += own.double().sum(0)
-            products[j] += (own.T @ own).double()
-    assert total is not None and products is not None
-    mean = total / count[:, None]
-    covariance = products / count[:, None, None] - mean[:, :, None] * mean[:, None, :]
-    level = covariance.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-6)
-    identity = torch.eye(mean.shape[1], dtype=torch.float64)
-    shrunk = (1 - SHRINKAGE) * covariance + SHRINKAGE * level[:, None, None] * identity
-    return PatchModes(mean, torch.linalg.cholesky(torch.linalg.inv(shrunk)))
+def fit_patch_groups(normals: FeatureRows, mode: np.ndarray, seed: int) -> PatchGroups:
+    """Fit on normals with their modes (n,), some images at once: groups, then covariances, then scales."""
+    modes = torch.from_numpy(mode)
+    mean = _group_means(normals, mode, seed)
+    n_modes, n_groups, channels = mean.shape
+    count = torch.zeros(n_modes, n_groups, dtype=torch.float64)
+    products = torch.zeros(n_modes, n_groups, channels, channels, dtype=torch.float64)
+    for piece, maps in normals.map_batches():
+        smoothed = smooth(maps)
+        for j in modes[piece].unique().tolist():
+            patches = _patches(smoothed[modes[piece] == j])
+            group = nearest_group(patches, mean[j])
+            for g in group.unique().tolist():
+                offset = patches[group == g] - mean[j, g]
+                count[j, g] += len(offset)
+                products[j, g] += (offset.T @ offset).double()
+    covariance = products / count.clamp_min(1)[..., None, None]
+    level = covariance.diagonal(dim1=2, dim2=3).mean(2).clamp_min(1e-6)[..., None, None]
+    identity = torch.eye(channels, dtype=torch.float64).expand_as(covariance)
+    root = torch.linalg.cholesky((1 - SHRINKAGE) * covariance + SHRINKAGE * level * identity)
+    whitening = torch.linalg.solve_triangular(root, identity, upper=False)
+    height, width = normals.maps.shape[2:]
+    groups = PatchGroups(mean, whitening, torch.ones(n_modes, height, width))
+    energy = torch.zeros(n_modes, height, width)
+    for piece, maps in normals.map_batches():
+        energy.index_add_(0, modes[piece], groups.energy(smooth(maps), modes[piece]))
+    size = modes.bincount()[:, None, None]
+    return PatchGroups(mean, whitening, (energy / size).clamp_min(1e-6) ** (size / (size + NORMALS_OF_THE_PRIOR)))
+
+
+def _group_means(normals: FeatureRows, mode: np.ndarray, seed: int) -> Tensor:
+    """K-means on patches of some images of each mode, as many groups as all of its patches allow: (J, G, C)."""
+    rng = np.random.default_rng(seed)
+    channels, positions = normals.maps.shape[1], int(np.prod(normals.maps.shape[2:]))
+    means = []
+    for j in range(mode.max() + 1):
+        images = np.flatnonzero(mode == j)
+        n_groups = min(MAX_GROUPS, max(1, len(images) * positions // (PATCHES_PER_CHANNEL * channels)))
+        some = rng.permutation(images)[: -(-CLUSTERED_PATCHES // positions)]
+        patches = _patches(smooth(normals.map_batch(np.sort(some)))).numpy()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct patches than groups
+            means.append(KMeans(n_groups, n_init=1, random_state=seed).fit(patches).cluster_centers_)
+    most = max(len(mean) for mean in means)
+    return torch.from_numpy(np.stack([np.pad(mean, ((0, most - len(mean)), (0, 0)), mode="edge") for mean in means]))
+
+
+def _patches(smoothed: Tensor) -> Tensor:
+    """All patches of all images, (B, C, H', W') → (B · H' · W', C)."""
+    return smoothed.flatten(2).transpose(1, 2).flatten(0, 1)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mpfm_kedro.model.feature_rows import FeatureRows
 from mpfm_kedro.model.heads import LocalEvidence
-from mpfm_kedro.model.modes import Start
+from mpfm_kedro.model.modes import Path, Start
 from mpfm_kedro.model.mpfm import MPFM
 from mpfm_kedro.model.mutual_information import information, mim_loss
 from mpfm_kedro.model.objective import KNOWN, NORMAL, PSEUDO, Batch, Losses, Options, losses
@@ -25,13 +25,13 @@ class Moved:
     Args:
         rows: the features.
         start: ψ_0 (n, d) and log ω_j N (n, J) by modes fitted without the sample, or None without a closed-form start.
-        end: z_T coupled to z_0 inside its mode, (n, d), or None when z_T is drawn from the prototypes (printed).
-        evidence: what M_a reads of the maps, or None without patch modes.
+        path: to z_T coupled to z_0 inside its mode, or None when z_T is drawn from the prototypes (printed).
+        evidence: what M_a reads of the maps, or None without patch groups.
     """
 
     rows: FeatureRows
     start: Start | None = None
-    end: Tensor | None = None
+    path: Path | None = None
     evidence: LocalEvidence | None = None
 
 
@@ -145,11 +145,11 @@ def draw_batch(
     if evidence is None:
         maps = torch.cat([moved.rows.map_batch(index) for moved, index in pieces]).to(device)
     start = _gather([(moved.start, index) for moved, index in pieces], device)
-    end = _gather([(None if moved.end is None else (moved.end,), index) for moved, index in pieces], device)
+    path = _gather([(moved.path, index) for moved, index in pieces], device)
     return Batch(
         z=model.z(torch.from_numpy(pooled).to(device)),
         start=None if start is None else Start(*start),
-        end=None if end is None else end[0],
+        path=None if path is None else Path(*path),
         maps=maps,
         evidence=None if evidence is None else LocalEvidence(*evidence),
         label=torch.tensor([NORMAL] * sizes[0] + [PSEUDO] * sizes[1] + [KNOWN] * sizes[2], device=device),

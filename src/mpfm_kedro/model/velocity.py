@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mpfm_kedro.model.modes import Modes
+from mpfm_kedro.model.modes import Modes, Path
 
 TIME_FREQUENCIES = 8
 
@@ -64,11 +64,11 @@ class VelocityMixture(nn.Module):
         hidden = nn.functional.silu(self.mix(hidden))
         return Velocity(self.logit(hidden), self.mean(hidden).view(-1, self.components, self.d))
 
-    def forward(self, z_t: Tensor, t: Tensor) -> Velocity:
-        """q_θ(u | z_t) at z_t (B, d) and t (B, 1)."""
+    def forward(self, z_t: Tensor, t: Tensor, path: Path | None = None) -> Velocity:
+        """q_θ(u | z_t) at z_t (B, d) and t (B, 1), on a path that may be given."""
         logit, mean = self.residual(z_t, t)
         if self.modes is not None:
-            start = self.modes.at(z_t, t)
+            start = self.modes.at(z_t, t, path)
             logit, mean = logit + start.log_prob, mean + start.velocity
         return Velocity(logit.log_softmax(1), mean)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +18,7 @@ from mpfm_kedro.parameters import (
     TrainingParameters,
 )
 from mpfm_kedro.pipelines.runs.nodes import records
-from mpfm_kedro.provenance import code_digest, code_revision
+from mpfm_kedro.provenance import METHOD, code_digest, code_revision
 
 SHAPE = [
     "hidden",
@@ -78,7 +76,7 @@ def plan_initialisation(
     from mpfm_kedro.pipelines.training.run_data import content_key
 
     key = content_key(run, features, with_anomalies=False) | {
-        "code": code_digest(),
+        "code": code_digest(METHOD),
         "prototypes": prototypes.model_dump(),
         "repairs": [getattr(repairs, name) for name in REPAIRS],
         "shape": [getattr(training, name) for name in SHAPE],
@@ -88,12 +86,10 @@ def plan_initialisation(
 
 def initialise_run(task: Task) -> None:
     """Fit one initial model and store it."""
-    import torch
-
     from mpfm_kedro.model.artefact import pack
     from mpfm_kedro.model.initialisation import build, initialise
-    from mpfm_kedro.pipelines.training.run_data import content_key, run_data
-    from mpfm_kedro.pipelines.training.steps import calibrate_model
+    from mpfm_kedro.pipelines.training.run_data import content_digest, run_data
+    from mpfm_kedro.pipelines.training.steps import calibrate_model, kept_for_training
 
     began = time.monotonic()
     data = run_data(task.run, task.features, task.training.held_back_share)
@@ -109,16 +105,12 @@ def initialise_run(task: Task) -> None:
     )
     training = task.training
     model = build(init, data.normals, training.hidden, training.transport_steps, training.top_share, task.run["seed"])
-    extra = {
-        "labels": torch.from_numpy(init.fitted.labels),
-        "shrinkage": torch.from_numpy(init.fitted.shrinkage),
-    }
-    contents = content_key(task.run, task.features, with_anomalies=False)["contents"]
+    extra = kept_for_training(init, model, data)
     details = {
         "modes_tried": init.tried,
         "seconds": time.monotonic() - began,
         "seed": task.run["seed"],
-        "data": hashlib.sha256(json.dumps(contents).encode()).hexdigest(),
+        "data": content_digest(task.run, task.features, with_anomalies=False),
         "features": task.features.store.spec.digest,
         "weights": task.features.store.spec.weights_digest,
         "revision": code_revision(),

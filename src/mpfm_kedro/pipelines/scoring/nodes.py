@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from mpfm_kedro.backbones.views import ORIGINAL
 from mpfm_kedro.compute import map_runs
 from mpfm_kedro.io.artefacts import ArtefactFile
 from mpfm_kedro.io.feature_store import Features
@@ -54,7 +55,7 @@ def score_run(task: Task) -> pd.DataFrame:
     from mpfm_kedro.pipelines.training.steps import score_rows
 
     normals, anomalies = list(task.run["test_normals"]), list(task.run["test_anomalies"])
-    rows = select(task.features, np.array(normals + anomalies), ["original"])
+    rows = select(task.features, np.array(normals + anomalies), [ORIGINAL])
     tables = []
     for method, file in task.models.items():
         artefact = file.load()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +13,7 @@ from mpfm_kedro.io.artefacts import ArtefactFile, RunCache
 from mpfm_kedro.io.feature_store import Features
 from mpfm_kedro.parameters import ComputeParameters, RepairParameters, TrainingParameters
 from mpfm_kedro.pipelines.runs.nodes import records
-from mpfm_kedro.provenance import code_digest, code_revision
+from mpfm_kedro.provenance import METHOD, code_digest, code_revision
 
 if TYPE_CHECKING:
     from mpfm_kedro.model.artefact import Artefact
@@ -72,7 +70,7 @@ def plan_training(
     from mpfm_kedro.pipelines.training.run_data import content_key
 
     key = content_key(run, features, with_anomalies=True) | {
-        "code": code_digest(),
+        "code": code_digest(METHOD),
         "initial": initial.digest(),
         "training": training.model_dump(),
         "repairs": repairs.model_dump(),
@@ -96,7 +94,7 @@ def train(task: Task) -> Artefact:
     from mpfm_kedro.model.artefact import pack, unpack
     from mpfm_kedro.model.checkpoint import load_state, save_state
     from mpfm_kedro.model.trainer import Schedule, State
-    from mpfm_kedro.pipelines.training.run_data import content_key, run_data
+    from mpfm_kedro.pipelines.training.run_data import content_digest, run_data
     from mpfm_kedro.pipelines.training.steps import calibrate_model, objective_options, training_set
 
     began = time.monotonic()
@@ -120,13 +118,12 @@ def train(task: Task) -> Artefact:
             state,
             keep,
         )
-    contents = content_key(task.run, task.features, with_anomalies=True)["contents"]
     details = {
         "run": {name: task.run[name] for name in DESCRIPTION},
         "history": history,
         "seconds": spent + time.monotonic() - began,
         "initial": task.initial.digest(),
-        "data": hashlib.sha256(json.dumps(contents).encode()).hexdigest(),
+        "data": content_digest(task.run, task.features, with_anomalies=True),
         "features": task.features.store.spec.digest,
         "weights": task.features.store.spec.weights_digest,
         "revision": code_revision(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +78,11 @@ def content_key(run: dict[str, Any], features: Features, with_anomalies: bool) -
         "contents": contents(ids, features),
         "seed": run["seed"],
     }
+
+
+def content_digest(run: dict[str, Any], features: Features, with_anomalies: bool) -> str:
+    """Digest of the contents of a run's training side, as models name it."""
+    return hashlib.sha256(json.dumps(content_key(run, features, with_anomalies)["contents"]).encode()).hexdigest()
 
 
 def contents(sample_ids: list[str], features: Features, views: list[str] | None = None) -> list[list[str]]:

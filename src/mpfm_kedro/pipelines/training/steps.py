@@ -12,16 +12,14 @@ from mpfm_kedro.model.artefact import Artefact, unpack
 from mpfm_kedro.model.calibration import PARTS, Calibration, calibrate, plain_sum
 from mpfm_kedro.model.feature_rows import FeatureRows
 from mpfm_kedro.model.heads import LocalEvidence
-from mpfm_kedro.model.initialisation import move, move_by_fold
+from mpfm_kedro.model.initialisation import ROWS_AT_ONCE, Initialisation, move, move_by_fold
 from mpfm_kedro.model.mode_fitting import FittedModes, folds, modes_without_fold
-from mpfm_kedro.model.modes import Start
+from mpfm_kedro.model.modes import Path, Start
 from mpfm_kedro.model.mpfm import MPFM
 from mpfm_kedro.model.objective import Options
 from mpfm_kedro.model.trainer import Moved, TrainingSet
 from mpfm_kedro.parameters import RepairParameters, Score, TrainingParameters
 from mpfm_kedro.pipelines.training.run_data import RunData
-
-IMAGES_AT_ONCE = 256
 
 
 def objective_options(training: TrainingParameters, repairs: RepairParameters, n_anomalies: int) -> Options:
@@ -38,14 +36,24 @@ def objective_options(training: TrainingParameters, repairs: RepairParameters, n
     )
 
 
+def kept_for_training(init: Initialisation, model: MPFM, data: RunData) -> dict[str, Tensor]:
+    """What every training from the same initial model would compute again: partition, shrinkage, local evidence."""
+    kept = {"labels": torch.from_numpy(init.fitted.labels), "shrinkage": torch.from_numpy(init.fitted.shrinkage)}
+    for name in ("normals", "pseudo"):
+        evidence = _evidence(model, getattr(data, name))
+        if evidence is not None:
+            kept |= {f"{name}_{part}": tensor for part, tensor in evidence._asdict().items()}
+    return kept
+
+
 def training_set(model: MPFM, initial: Artefact, data: RunData, seed: int, repairs: RepairParameters) -> TrainingSet:
     """Every training image with its closed-form places: normals by modes that were fitted without them."""
     generator = torch.Generator().manual_seed(seed)
     pieces = (data.normals, data.pseudo, data.anomalies)
     z = [_z(model, rows) for rows in pieces]
-    ends: list[Tensor | None] = [None] * 3
+    paths: list[Path | None] = [None] * 3
     if repairs.coupling == "repaired":
-        ends = [_endpoints(model, piece, generator) for piece in z]
+        paths = [_paths(model, piece, generator) for piece in z]
     starts: list[Start | None] = [None] * 3
     if model.velocity.modes is not None and model.transport_steps == 1:
         labels, shrinkage = (initial.tensors[f"extra.{name}"].numpy() for name in ("labels", "shrinkage"))
@@ -54,17 +62,20 @@ def training_set(model: MPFM, initial: Artefact, data: RunData, seed: int, repai
         partial = modes_without_fold(z[0], FittedModes(modes, labels, shrinkage, 0.0), fold)
         own = [move_by_fold(partial, piece, fold[rows.source]) for piece, rows in zip(z, pieces[:2], strict=False)]
         starts = [*own, move(modes, z[2])]
-    evidences = [_evidence(model, rows) for rows in pieces]
-    return TrainingSet(*(Moved(*parts) for parts in zip(pieces, starts, ends, evidences, strict=True)))
+    evidences = [
+        _kept_evidence(initial, "normals"),
+        _kept_evidence(initial, "pseudo"),
+        _evidence(model, data.anomalies),
+    ]
+    return TrainingSet(*(Moved(*parts) for parts in zip(pieces, starts, paths, evidences, strict=True)))
 
 
 def score_rows(model: MPFM, rows: FeatureRows) -> tuple[np.ndarray, np.ndarray]:
     """The four scores (n, 4) and the mode (n,) of many images."""
     device = model.pooled_center.device
     parts, modes = [np.empty((0, 4))], [np.empty(0, dtype=int)]
-    for i in range(0, len(rows), IMAGES_AT_ONCE):
-        piece = slice(i, i + IMAGES_AT_ONCE)
-        scores, mode = model.score(torch.from_numpy(rows.pooled[piece]).to(device), rows.map_batch(piece).to(device))
+    for piece, maps in rows.map_batches():
+        scores, mode = model.score(torch.from_numpy(rows.pooled[piece]).to(device), maps.to(device))
         parts.append(torch.stack(scores, dim=1).cpu().double().numpy())
         modes.append(mode.cpu().numpy())
     return np.concatenate(parts), np.concatenate(modes)
@@ -89,22 +100,27 @@ def _evidence(model: MPFM, rows: FeatureRows) -> LocalEvidence | None:
     """What M_a reads of every image, by its most probable mode."""
     if model.local_score.patches is None:
         return None
-    device, pieces = model.pooled_center.device, []
+    device = model.pooled_center.device
+    pieces = [[torch.empty(0), torch.empty(0, rows.maps.shape[1])]]
     with torch.inference_mode():
-        for i in range(0, max(1, len(rows)), IMAGES_AT_ONCE):
-            piece = slice(i, i + IMAGES_AT_ONCE)
+        for piece, maps in rows.map_batches():
             mode = model.modes.log_prob(model.z(torch.from_numpy(rows.pooled[piece]).to(device))).argmax(1)
-            evidence = model.local_score.evidence(rows.map_batch(piece).to(device), mode)
+            evidence = model.local_score.evidence(maps.to(device), mode)
             assert evidence is not None
             pieces.append([part.cpu() for part in evidence])
     return LocalEvidence(*(torch.cat(parts) for parts in zip(*pieces, strict=True)))
 
 
-def _endpoints(model: MPFM, z: np.ndarray, generator: torch.Generator) -> Tensor:
-    device = model.pooled_center.device
+def _kept_evidence(initial: Artefact, name: str) -> LocalEvidence | None:
+    names = [f"extra.{name}_{part}" for part in LocalEvidence._fields]
+    return LocalEvidence(*(initial.tensors[name] for name in names)) if names[0] in initial.tensors else None
+
+
+def _paths(model: MPFM, z: np.ndarray, generator: torch.Generator) -> Path:
+    """The straight path of every image to its end in the prototype space."""
+    device, paths = model.pooled_center.device, []
     with torch.inference_mode():
-        pieces = [
-            model.modes.endpoint(piece.to(device), generator).cpu()
-            for piece in torch.from_numpy(z).split(IMAGES_AT_ONCE)
-        ]
-    return torch.cat(pieces)
+        for piece in torch.from_numpy(z).split(ROWS_AT_ONCE):
+            start = piece.to(device)
+            paths.append([part.cpu() for part in model.modes.path(start, model.modes.endpoint(start, generator))])
+    return Path(*(torch.cat(parts) for parts in zip(*paths, strict=True)))

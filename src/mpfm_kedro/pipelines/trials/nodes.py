@@ -28,7 +28,7 @@ from mpfm_kedro.pipelines.evaluation.nodes import RUN
 from mpfm_kedro.pipelines.runs.nodes import NoHardSettingError, make_general_runs, make_hard_runs, records
 from mpfm_kedro.pipelines.scoring.nodes import PART_COLUMNS, TRAINED, UNTRAINED
 from mpfm_kedro.pipelines.trials.variants import Variant
-from mpfm_kedro.provenance import code_digest
+from mpfm_kedro.provenance import BASELINES, METHOD, code_digest
 
 if TYPE_CHECKING:
     from mpfm_kedro.model.artefact import Artefact
@@ -176,14 +176,14 @@ def _key(
     variant: Variant, run: dict[str, Any], scored: list[str], features: Features, changed: dict[str, Any]
 ) -> dict[str, Any]:
     """What a trial is made from; references that need no anomaly have one trial for all runs with the same normals."""
-    from mpfm_kedro.baselines import baseline, baselines_digest
+    from mpfm_kedro.baselines import baseline
     from mpfm_kedro.pipelines.training.run_data import content_key, contents
 
     key = content_key(run, features, with_anomalies=not _shared(variant))
-    key |= {"method": variant.method, "code": code_digest(), "scored": contents(scored, features, [ORIGINAL])}
+    key |= {"method": variant.method, "scored": contents(scored, features, [ORIGINAL])}
     if variant.method in (TRAINED, UNTRAINED):
-        return key | {name: group.model_dump() for name, group in changed.items()}
-    key |= {"baselines": baselines_digest(), "steps": _steps(changed["training"])}
+        return key | {"code": code_digest(METHOD)} | {name: group.model_dump() for name, group in changed.items()}
+    key |= {"code": code_digest(BASELINES), "steps": _steps(changed["training"])}
     return key if baseline(variant.method).random else key | {"seed": None}
 
 
