@@ -101,6 +101,8 @@ def test_name_like_no_other_gets_the_list():
         ("n_seeds", "5"),
         ("image_size", 31),
         ("image_size", 4097),
+        ("image_size", "automatic"),
+        ("image_size", True),
         ("image_size", 224.5),
         ("device", "gpu"),
         ("known_class", None),
@@ -137,6 +139,7 @@ def test_wrong_value_is_named_with_its_parameter(name, value):
     ("name", "value"),
     [
         ("image_size", 32),
+        ("image_size", "auto"),
         ("training__epochs", 0),
         ("training__learning_rate", 1),
         ("features__cutmix_views", 0),

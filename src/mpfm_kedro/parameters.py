@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from mpfm_kedro.errors import InputError
 
@@ -25,6 +25,12 @@ Score = Literal["g", "a", "r", "n"]
 
 def _in_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
+
+
+def _auto_or_pixels(value: int | str) -> int | str:
+    if value != "auto" and not (isinstance(value, int) and 32 <= value <= 4096):
+        raise ValueError("should be auto or a whole number from 32 to 4096")
+    return value
 
 
 class Group(BaseModel):
@@ -129,7 +135,7 @@ class Parameters(Group):
     n_anomalies: Annotated[list[Count], Field(min_length=1), BeforeValidator(_in_list)]
     n_seeds: Count
     first_seed: Annotated[int, Field(ge=0)]
-    image_size: Annotated[int, Field(ge=32, le=4096)]
+    image_size: Annotated[int | str, AfterValidator(_auto_or_pixels)]
     backbone: str
     device: Literal["auto", "cpu", "cuda"]
     ingestion: IngestionParameters

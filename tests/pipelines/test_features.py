@@ -65,7 +65,7 @@ SAMPLES = pd.DataFrame(
 
 
 def test_only_training_normals_and_anomalies_get_further_views():
-    views = plan_views(SAMPLES, parameters(cutmix_views=2, anomaly_views=["hflip"]))
+    views = plan_views(SAMPLES, SIZE, parameters(cutmix_views=2, anomaly_views=["hflip"]))
     assert sorted(zip(views["sample_id"], views["view"], strict=True)) == [
         ("a", "cutmix-0"),
         ("a", "cutmix-1"),
@@ -77,9 +77,30 @@ def test_only_training_normals_and_anomalies_get_further_views():
 
 
 def test_without_further_views_each_image_is_seen_once():
-    views = plan_views(SAMPLES, parameters(cutmix_views=0, anomaly_views=[]))
+    views = plan_views(SAMPLES, SIZE, parameters(cutmix_views=0, anomaly_views=[]))
     assert views["sample_id"].tolist() == ["a", "c", "d"]
     assert set(views["view"]) == {"original"}
+
+
+@pytest.mark.parametrize(
+    ("sides", "size"),
+    [
+        ([(300, 300)] * 4, 224),
+        ([(1024, 900)] * 4, 448),
+        ([(448, 2000)] * 4, 448),
+        ([(2000, 447)] * 4, 224),
+        ([(600, 600), (600, 600), (100, 100), (100, 90)], 224),
+        ([(600, 600), (700, 500), (500, 500), (60, 60)], 448),
+    ],
+)
+def test_auto_is_as_large_as_most_images_allow(sides, size):
+    samples = (
+        SAMPLES[SAMPLES["problem"] == ""]
+        .iloc[[0, 0, 1, 2]]
+        .assign(width=[width for width, _ in sides], height=[height for _, height in sides])
+    )
+    assert set(plan_views(samples, "auto", parameters())["image_size"]) == {size}
+    assert set(plan_views(samples, 96, parameters())["image_size"]) == {96}
 
 
 @pytest.fixture
@@ -106,7 +127,8 @@ def plan(images: ImageLoader) -> pd.DataFrame:
 
 
 def run(images: ImageLoader, weights: BackboneWeights, root: Path, size: int = SIZE, **changes: Any) -> Features:
-    return extract_features(plan(images), images, weights, FeatureStore(root), size, "cpu", parameters(**changes))
+    views = plan(images).assign(image_size=size)
+    return extract_features(views, images, weights, FeatureStore(root), "cpu", parameters(**changes))
 
 
 def by_view(features: Features) -> tuple[np.ndarray, np.ndarray]:

@@ -155,7 +155,7 @@ def test_unreadable_image_reaches_neither_views_nor_runs(own):
     for name in victims:
         (own.folder / name).write_bytes(b"damaged")
     samples = ingest(own, LENIENT)
-    assert not victims & set(plan_views(samples, FEATURES)["sample_id"])
+    assert not victims & set(plan_views(samples, 64, FEATURES)["sample_id"])
     for runs in (make_general_runs(samples, [1, 5], 2), make_hard_runs(samples, "scratch", 3, 2)):
         for column in ("train_normals", "known_anomalies", "test_normals", "test_anomalies"):
             assert all(not victims & set(ids) for ids in runs[column])

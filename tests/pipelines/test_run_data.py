@@ -42,7 +42,7 @@ def table(n_train: int, n_test: int, classes: dict[str, int]) -> pd.DataFrame:
 
 def fake_features(samples: pd.DataFrame, folder: Path, order: int = 0, **changes: Any) -> Features:
     """A store whose rows, in some order of work, hold their own numbers."""
-    views = plan_views(samples, parameters(**changes))
+    views = plan_views(samples, SPEC.image_size, parameters(**changes))
     keys = views[KEY].agg("|".join, axis=1)
     worked = np.random.default_rng(order).permutation(keys.unique())
     rows = np.arange(len(worked))

@@ -10,6 +10,7 @@ import pandas as pd
 from kedro.pipeline import Pipeline, node
 from kedro.pipeline.node import Node
 
+from mpfm_kedro.io.feature_store import Features
 from mpfm_kedro.pipelines import features, ingestion, trials
 from mpfm_kedro.pipelines.comparison.measures import measure_trials, summarise_trials
 from mpfm_kedro.pipelines.reporting.history import keep
@@ -32,7 +33,7 @@ def create_study(
     measured = [
         node(measure_trials, ["scores", "costs"], "run_metrics", name="measure_trials"),
         node(summarise_trials, "run_metrics", "summary", name="summarise_trials"),
-        node(of_study, ["parameters", "runs"], "origin", name="describe_origin"),
+        node(of_study, ["parameters", "runs", "features"], "origin", name="describe_origin"),
         node(keep, "table", "tidy_table", name="write_table"),
     ]
     own = Pipeline([*measured, *tables], namespace="tables", prefix_datasets_with_namespace=False)
@@ -42,12 +43,12 @@ def create_study(
     return ingestion.create_pipeline() + features.create_pipeline() + study
 
 
-def describe_origin(study: str, parameters: dict[str, Any], runs: pd.DataFrame) -> str:
+def describe_origin(study: str, parameters: dict[str, Any], runs: pd.DataFrame, features: Features) -> str:
     """How a table was made: pipeline, date, revision and the parameters that users set most."""
-    named = ["dataset", "category", "known_class", "first_seed", "n_seeds", "image_size", "backbone"]
+    named = ["dataset", "category", "known_class", "first_seed", "n_seeds", "backbone"]
     values = ", ".join(f"{name}={parameters[name]}" for name in named)
     numbers = ", ".join(str(number) for number in sorted(runs["n_anomalies"].unique(), reverse=True))
     return (
         f"Made by `kedro run --pipeline={study}` on {date.today().isoformat()}, revision {code_revision()}, "
-        f"with {values}, M = {numbers}; the backbone is frozen."
+        f"with {values}, image_size={features.store.spec.image_size}, M = {numbers}; the backbone is frozen."
     )

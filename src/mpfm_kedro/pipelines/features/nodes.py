@@ -14,21 +14,33 @@ from mpfm_kedro.parameters import FeatureParameters
 from mpfm_kedro.progress import progress
 
 logger = logging.getLogger(__name__)
+AUTO = "auto"
+SMALL, LARGE = 224, 448
 
 
-def plan_views(samples: pd.DataFrame, parameters: FeatureParameters) -> pd.DataFrame:
-    """One row for each image that the backbone will see.
+def plan_views(samples: pd.DataFrame, image_size: int | str, parameters: FeatureParameters) -> pd.DataFrame:
+    """One row for each image that the backbone will see, and the size at which it will.
 
     Every readable sample as it is; CutMix pseudo-anomalies of training normals;
     turned views of anomalies, any of which may become a known one.
     """
     readable = samples[samples["problem"] == ""]
+    size = fitting_size(readable) if image_size == AUTO else image_size
     train, anomalies = readable[readable["split"] == "train"], readable[readable["split"] == "anomaly"]
     plan = [(readable, ORIGINAL)]
     plan += [(train, f"{CUTMIX}{number}") for number in range(parameters.cutmix_views)]
     plan += [(anomalies, view) for view in parameters.anomaly_views]
     columns = ["sample_id", "path", "crop", "content_hash"]
-    return pd.concat([part[columns].assign(view=view) for part, view in plan], ignore_index=True)
+    return pd.concat([part[columns].assign(view=view, image_size=size) for part, view in plan], ignore_index=True)
+
+
+def fitting_size(samples: pd.DataFrame) -> int:
+    """The size for most of these images: 448 if their shorter sides have as many pixels, else 224.
+
+    Small defects of large images vanish at 224; small images gain nothing from more pixels than they have, at four
+    times the cost.
+    """
+    return LARGE if samples[["width", "height"]].min(axis=1).median() >= LARGE else SMALL
 
 
 def extract_features(
@@ -36,7 +48,6 @@ def extract_features(
     images: ImageLoader,
     weights: BackboneWeights,
     store: FeatureStore,
-    image_size: int,
     device: str,
     parameters: FeatureParameters,
 ) -> Features:
@@ -46,6 +57,7 @@ def extract_features(
     from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract
     from mpfm_kedro.compute import torch_device
 
+    image_size = int(views["image_size"].iloc[0])
     backbone = Backbone(weights.name, weights.tensors, parameters.layers, parameters.map_layers)
     with torch.inference_mode():
         black = torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8)

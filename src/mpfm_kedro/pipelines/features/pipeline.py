@@ -11,11 +11,10 @@ def create_pipeline(**_: object) -> Pipeline:
     """The stage that every setting shares."""
     return Pipeline(
         [
-            node(plan_views, ["samples", "params:features"], "views", name="plan_views"),
+            node(plan_views, ["samples", "params:image_size", "params:features"], "views", name="plan_views"),
             node(
                 extract_features,
-                ["views", "images", "backbone_weights", "feature_store"]
-                + ["params:image_size", "params:device", "params:features"],
+                ["views", "images", "backbone_weights", "feature_store", "params:device", "params:features"],
                 "features",
                 name="extract_features",
             ),
