@@ -13,7 +13,7 @@ from mpfm_kedro.errors import InputError
 from mpfm_kedro.io.feature_store import Features
 from mpfm_kedro.parameters import Parameters, check_parameters
 from mpfm_kedro.pipelines.runs.nodes import records
-from mpfm_kedro.pipelines.trials.nodes import _key, _scorable, _shared, make_trial_runs, tabulate_methods
+from mpfm_kedro.pipelines.trials.nodes import _content, _key, _scorable, _shared, make_trial_runs, tabulate_methods
 from mpfm_kedro.pipelines.trials.variants import Variant, ablated_variants, compared_methods
 
 SAMPLES = table(20, 8, {"dent": 12, "hole": 11})
@@ -38,7 +38,7 @@ def key(variant: Variant, run: dict[str, Any], features: Features, parameters: P
     scored = _scorable("", runs) if _shared(variant) else [*run["test_normals"], *run["test_anomalies"]]
     names = ("prototypes", "repairs", "training")
     changed = {name: variant.changed(name, getattr(parameters, name)) for name in names}
-    return _key(variant, run, scored, features, changed)
+    return _content(run, scored, features, _shared(variant)) | _key(variant, changed)
 
 
 def named(parameters: Parameters, name: str) -> Variant:

@@ -79,19 +79,21 @@ def run_trials(
     compute: ComputeParameters,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Scores of every variant, run and test sample, and the seconds each trial took; finished trials are taken up."""
-    trials = []
+    trials: list[Trial] = []
     all_runs = records(runs)
     everything = {run["category"]: _scorable(run["category"], all_runs) for run in all_runs}
     for run in all_runs:
+        scored = {True: everything[run["category"]], False: _tested(run)}
+        made_of = {shared: _content(run, scored[shared], features, shared) for shared in scored}
         for variant in variants:
+            shared = _shared(variant)
             changed = {
                 "prototypes": variant.changed("prototypes", prototypes),
                 "repairs": variant.changed("repairs", repairs),
                 "training": variant.changed("training", training),
             }
-            scored = everything[run["category"]] if _shared(variant) else _tested(run)
-            entry = cache.entry(_key(variant, run, scored, features, changed), "trial")
-            trials.append(Trial(variant, run, scored, features, cache, entry, device=device, **changed))
+            entry = cache.entry(made_of[shared] | _key(variant, changed), "trial")
+            trials.append(Trial(variant, run, scored[shared], features, cache, entry, device=device, **changed))
     left = list({trial.entry.path: trial for trial in trials if not trial.entry.exists()}.values())
     if left:
         _tell_time(left, len(trials), compute)
@@ -172,15 +174,18 @@ def _baseline(trial: Trial) -> tuple[dict[str, np.ndarray], float]:
     return {"score": np.asarray(scores, dtype=np.float64)}, time.monotonic() - began
 
 
-def _key(
-    variant: Variant, run: dict[str, Any], scored: list[str], features: Features, changed: dict[str, Any]
-) -> dict[str, Any]:
-    """What a trial is made from; references that need no anomaly have one trial for all runs with the same normals."""
-    from mpfm_kedro.baselines import baseline
+def _content(run: dict[str, Any], scored: list[str], features: Features, shared: bool) -> dict[str, Any]:
+    """The images that a trial learns from and scores; shared trials know no anomaly."""
     from mpfm_kedro.pipelines.training.run_data import content_key, contents
 
-    key = content_key(run, features, with_anomalies=not _shared(variant))
-    key |= {"method": variant.method, "scored": contents(scored, features, [ORIGINAL])}
+    return content_key(run, features, with_anomalies=not shared) | {"scored": contents(scored, features, [ORIGINAL])}
+
+
+def _key(variant: Variant, changed: dict[str, Any]) -> dict[str, Any]:
+    """What a trial is made by: method, code and parameters."""
+    from mpfm_kedro.baselines import baseline
+
+    key: dict[str, Any] = {"method": variant.method}
     if variant.method in (TRAINED, UNTRAINED):
         return key | {"code": code_digest(METHOD)} | {name: group.model_dump() for name, group in changed.items()}
     key |= {"code": code_digest(BASELINES), "steps": _steps(changed["training"])}
