@@ -81,10 +81,11 @@ def made_model(side: int, n: int = 900) -> tuple[MPFM, TrainingSet]:
     model = build(init, normals, hidden=128, transport_steps=1, top_share=0.05, seed=0)
     moved = []
     for rows in (normals, normals, anomalies):
-        start = move(model.modes, model.z(torch.from_numpy(rows.pooled)).numpy())
+        z = model.z(torch.from_numpy(rows.pooled))
+        start = move(model.modes, z.numpy())
         mode = start.log_prob.argmax(1)
         evidence = model.local_score.evidence(rows.map_batch(), mode)
-        moved.append(Moved(rows, start, start.psi, evidence))
+        moved.append(Moved(rows, start, model.modes.path(z, start.psi), evidence))
     return model, TrainingSet(*moved)
 
 

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent
 
 METHOD = ("model/*.py", "pipelines/prototypes/*.py", "pipelines/training/*.py")
 BASELINES = ("baselines/*.py", "pipelines/training/run_data.py")
-IMPORT = re.compile(r"from mpfm_kedro\.(model|baselines)\.(\w+) import")
+IMPORT = re.compile(r"^\s*from mpfm_kedro\.(model|baselines)(?:\.| import )(\w+)", re.MULTILINE)
 
 
 @cache
@@ -31,7 +31,8 @@ def code_digest(patterns: tuple[str, ...]) -> str:
         name = file.relative_to(PACKAGE).as_posix()
         if name not in found:
             found[name] = file.read_bytes()
-            left += [PACKAGE / folder / f"{module}.py" for folder, module in IMPORT.findall(found[name].decode())]
+            imported = [PACKAGE / folder / f"{module}.py" for folder, module in IMPORT.findall(found[name].decode())]
+            left += [file for file in imported if file.is_file()]
     digest = hashlib.sha256()
     for name, code in sorted(found.items()):
         digest.update(name.encode() + code)

@@ -86,6 +86,12 @@ def test_constant_features_keep_their_scale(make_rows):
     assert fit_standardiser(make_rows(pooled)).pooled_spread[0] == 1
 
 
+def test_constant_channels_keep_their_scale(make_rows):
+    rows = make_rows(np.random.default_rng(0).normal(size=(300, 3)))
+    rows.maps[:, 2] = 12.3
+    assert fit_standardiser(rows).map_spread[2] == 1
+
+
 def test_untrained_global_score_is_the_energy_of_the_one_mode(make_problem):
     problem = make_problem(n_modes=1)
     modes = problem.init.fitted.modes

@@ -129,6 +129,14 @@ def numbered(problem):
     return dataclasses.replace(problem.training, **pieces)
 
 
+def test_evidence_kept_with_the_initial_model_is_that_of_the_images(problem):
+    model = problem.model
+    for moved in (problem.training.normals, problem.training.pseudo):
+        mode = model.modes.log_prob(model.z(torch.from_numpy(moved.rows.pooled))).argmax(1)
+        expected = model.local_score.evidence(moved.rows.map_batch(), mode)
+        torch.testing.assert_close(moved.evidence, expected)
+
+
 def test_batches_hold_what_the_schedule_says_and_keep_images_together(problem, schedule):
     data, model = numbered(problem), problem.model
     seen = set()

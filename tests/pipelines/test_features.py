@@ -93,14 +93,18 @@ def test_without_further_views_each_image_is_seen_once():
         ([(600, 600), (700, 500), (500, 500), (60, 60)], 448),
     ],
 )
-def test_auto_is_as_large_as_most_images_allow(sides, size):
-    samples = (
-        SAMPLES[SAMPLES["problem"] == ""]
-        .iloc[[0, 0, 1, 2]]
-        .assign(width=[width for width, _ in sides], height=[height for _, height in sides])
-    )
+def test_auto_is_as_large_as_most_normals_allow(sides, size):
+    width, height = zip(*sides, strict=True)
+    normals = SAMPLES.iloc[[0, 0, 0, 0]].assign(width=width, height=height)
+    tested = SAMPLES.iloc[[2, 3, 3, 3, 3, 3]].assign(width=5000 if size == 224 else 50, height=5000)
+    samples = pd.concat([normals, tested])
     assert set(plan_views(samples, "auto", parameters())["image_size"]) == {size}
     assert set(plan_views(samples, 96, parameters())["image_size"]) == {96}
+
+
+def test_auto_looks_at_the_crop_where_there_is_one():
+    pieces = SAMPLES.iloc[[0, 0]].assign(width=500, height=1255, crop=["0,0,500,418", "0,418,500,836"])
+    assert set(plan_views(pieces, "auto", parameters())["image_size"]) == {224}
 
 
 @pytest.fixture

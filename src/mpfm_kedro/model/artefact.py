@@ -17,7 +17,7 @@ from mpfm_kedro.model.patches import PatchGroups
 
 _SHARED = "velocity.modes."  # the velocity's start is the model's own modes
 _MODES = ("weight", "mean", "basis", "variance", "remainder", "place")
-_PATCHES = tuple(f"local_score.patches.{name}" for name in ("mean", "whitening", "scale"))
+_PATCHES = tuple(f"local_score.patches.{name}" for name in ("n_groups", "mean", "whitening", "scale"))
 _CALIBRATION = ("center", "spread", "weight")
 
 

@@ -57,7 +57,7 @@ class LocalScore(nn.Module):
     A position's score is softplus(α) · energy, its distance from the normals' patches in units of the normal images'
     spread, plus a learned 1×1 convolution that is zero at the start. The positions with the highest energy are
     averaged; which ones does not depend on what is learned, so their means are all that training needs. Without patch
-    modes (the printed form) the score is the convolution alone and the top positions are those of that score.
+    groups (the printed form) the score is the convolution alone and the top positions are those of that score.
 
     Args:
         center: centre of each channel over the positions of training normals, (C,).

@@ -100,7 +100,7 @@ def fit_standardiser(normals: FeatureRows) -> Standardiser:
     channels = normals.maps.shape[1]
     total, squares, count = torch.zeros(channels).double(), torch.zeros(channels).double(), 0
     for _, maps in normals.map_batches():
-        maps = maps.float()
+        maps = maps.double()  # the difference of squares below needs it
         total, squares = total + maps.sum((0, 2, 3)), squares + maps.square().sum((0, 2, 3))
         count += maps.numel() // maps.shape[1]
     center = total / count

@@ -20,7 +20,7 @@ from mpfm_kedro.model.feature_rows import FeatureRows
 
 SHRINKAGE = 0.01
 MAX_GROUPS = 8
-PATCHES_PER_CHANNEL = 20  # a group needs so many for each channel, or its covariance says little of new patches
+PATCHES_PER_CHANNEL = 20  # of a group on average, the smallest at least half; with fewer its covariance says little
 CLUSTERED_PATCHES = 20_000  # of each mode, to find the groups by
 NORMALS_OF_THE_PRIOR = 100  # with n normals, log c counts n / (n + this) against 0
 
@@ -29,17 +29,20 @@ class PatchGroups(nn.Module):
     """G Gaussians over patches for each mode, and the scale of their distances at each position.
 
     Args:
-        mean: m (J, G, C); modes with fewer groups repeat their last one.
+        n_groups: groups of each mode (J,); what stands behind them in the other tensors is not used.
+        mean: m (J, G, C).
         whitening: W (J, G, C, C) with Σ_g^{-1} = W_gᵀ W_g.
         scale: c (J, H', W').
     """
 
+    n_groups: Tensor
     mean: Tensor
     whitening: Tensor
     scale: Tensor
 
-    def __init__(self, mean: Tensor, whitening: Tensor, scale: Tensor) -> None:
+    def __init__(self, n_groups: Tensor, mean: Tensor, whitening: Tensor, scale: Tensor) -> None:
         super().__init__()
+        self.register_buffer("n_groups", n_groups.long())
         self.register_buffer("mean", mean.float())
         self.register_buffer("whitening", whitening.float().contiguous())
         self.register_buffer("scale", scale.float())
@@ -49,7 +52,7 @@ class PatchGroups(nn.Module):
         energy = smoothed.new_empty(len(smoothed), *smoothed.shape[2:])
         for j in mode.unique().tolist():
             patches = _patches(smoothed[mode == j])
-            group = nearest_group(patches, self.mean[j])
+            group = nearest_group(patches, self.mean[j, : self.n_groups[j]])
             own = patches.new_empty(len(patches))
             for g in group.unique().tolist():
                 whitened = (patches[group == g] - self.mean[j, g]) @ self.whitening[j, g].T
@@ -82,15 +85,19 @@ def _band(side: int, device: torch.device) -> Tensor:
 def fit_patch_groups(normals: FeatureRows, mode: np.ndarray, seed: int) -> PatchGroups:
     """Fit on normals with their modes (n,), some images at once: groups, then covariances, then scales."""
     modes = torch.from_numpy(mode)
-    mean = _group_means(normals, mode, seed)
-    n_modes, n_groups, channels = mean.shape
-    count = torch.zeros(n_modes, n_groups, dtype=torch.float64)
-    products = torch.zeros(n_modes, n_groups, channels, channels, dtype=torch.float64)
+    means = _group_means(normals, mode, seed)
+    n_groups = torch.tensor([len(mean) for mean in means])
+    n_modes, most, channels = len(means), int(n_groups.max()), normals.maps.shape[1]
+    mean = torch.zeros(n_modes, most, channels)
+    count = torch.zeros(n_modes, most, dtype=torch.float64)
+    products = torch.zeros(n_modes, most, channels, channels, dtype=torch.float64)
+    for j, own in enumerate(means):
+        mean[j, : len(own)] = own
     for piece, maps in normals.map_batches():
         smoothed = smooth(maps)
         for j in modes[piece].unique().tolist():
             patches = _patches(smoothed[modes[piece] == j])
-            group = nearest_group(patches, mean[j])
+            group = nearest_group(patches, means[j])
             for g in group.unique().tolist():
                 offset = patches[group == g] - mean[j, g]
                 count[j, g] += len(offset)
@@ -100,17 +107,17 @@ def fit_patch_groups(normals: FeatureRows, mode: np.ndarray, seed: int) -> Patch
     identity = torch.eye(channels, dtype=torch.float64).expand_as(covariance)
     root = torch.linalg.cholesky((1 - SHRINKAGE) * covariance + SHRINKAGE * level * identity)
     whitening = torch.linalg.solve_triangular(root, identity, upper=False)
-    height, width = normals.maps.shape[2:]
-    groups = PatchGroups(mean, whitening, torch.ones(n_modes, height, width))
-    energy = torch.zeros(n_modes, height, width)
+    energy = torch.zeros(n_modes, *normals.maps.shape[2:])
+    groups = PatchGroups(n_groups, mean, whitening, torch.ones_like(energy))
     for piece, maps in normals.map_batches():
         energy.index_add_(0, modes[piece], groups.energy(smooth(maps), modes[piece]))
     size = modes.bincount()[:, None, None]
-    return PatchGroups(mean, whitening, (energy / size).clamp_min(1e-6) ** (size / (size + NORMALS_OF_THE_PRIOR)))
+    scale = (energy / size).clamp_min(1e-6) ** (size / (size + NORMALS_OF_THE_PRIOR))
+    return PatchGroups(n_groups, mean, whitening, scale)
 
 
-def _group_means(normals: FeatureRows, mode: np.ndarray, seed: int) -> Tensor:
-    """K-means on patches of some images of each mode, as many groups as all of its patches allow: (J, G, C)."""
+def _group_means(normals: FeatureRows, mode: np.ndarray, seed: int) -> list[Tensor]:
+    """K-means on patches of some images of each mode, as many groups as all of its patches allow: (G_j, C) each."""
     rng = np.random.default_rng(seed)
     channels, positions = normals.maps.shape[1], int(np.prod(normals.maps.shape[2:]))
     means = []
@@ -118,12 +125,23 @@ def _group_means(normals: FeatureRows, mode: np.ndarray, seed: int) -> Tensor:
         images = np.flatnonzero(mode == j)
         n_groups = min(MAX_GROUPS, max(1, len(images) * positions // (PATCHES_PER_CHANNEL * channels)))
         some = rng.permutation(images)[: -(-CLUSTERED_PATCHES // positions)]
-        patches = _patches(smooth(normals.map_batch(np.sort(some)))).numpy()
+        patches = _patches(smooth(normals.map_batch(np.sort(some))))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct patches than groups
-            means.append(KMeans(n_groups, n_init=1, random_state=seed).fit(patches).cluster_centers_)
-    most = max(len(mean) for mean in means)
-    return torch.from_numpy(np.stack([np.pad(mean, ((0, most - len(mean)), (0, 0)), mode="edge") for mean in means]))
+            centers = KMeans(n_groups, n_init=1, random_state=seed).fit(patches.numpy()).cluster_centers_
+        least = PATCHES_PER_CHANNEL / 2 * channels * len(some) / len(images)
+        means.append(_without_small_groups(torch.from_numpy(centers), patches, least))
+    return means
+
+
+def _without_small_groups(mean: Tensor, patches: Tensor, least: float) -> Tensor:
+    """Means (G, C) without those that are nearest to too few patches (n, C), the smallest first."""
+    while len(mean) > 1:
+        size = nearest_group(patches, mean).bincount(minlength=len(mean))
+        if size.min() >= least:
+            break
+        mean = mean[torch.arange(len(mean)) != size.argmin()]
+    return mean
 
 
 def _patches(smoothed: Tensor) -> Tensor:

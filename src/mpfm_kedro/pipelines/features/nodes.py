@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from statistics import median
 
 import pandas as pd
 
@@ -12,6 +13,7 @@ from mpfm_kedro.io.feature_store import KEY, Features, FeatureSpec, FeatureStore
 from mpfm_kedro.io.images import ImageLoader
 from mpfm_kedro.parameters import FeatureParameters
 from mpfm_kedro.progress import progress
+from mpfm_kedro.sources.samples import parse_crop
 
 logger = logging.getLogger(__name__)
 AUTO = "auto"
@@ -25,8 +27,8 @@ def plan_views(samples: pd.DataFrame, image_size: int | str, parameters: Feature
     turned views of anomalies, any of which may become a known one.
     """
     readable = samples[samples["problem"] == ""]
-    size = fitting_size(readable) if image_size == AUTO else image_size
     train, anomalies = readable[readable["split"] == "train"], readable[readable["split"] == "anomaly"]
+    size = fitting_size(train) if image_size == AUTO else image_size
     plan = [(readable, ORIGINAL)]
     plan += [(train, f"{CUTMIX}{number}") for number in range(parameters.cutmix_views)]
     plan += [(anomalies, view) for view in parameters.anomaly_views]
@@ -34,13 +36,15 @@ def plan_views(samples: pd.DataFrame, image_size: int | str, parameters: Feature
     return pd.concat([part[columns].assign(view=view, image_size=size) for part, view in plan], ignore_index=True)
 
 
-def fitting_size(samples: pd.DataFrame) -> int:
-    """The size for most of these images: 448 if their shorter sides have as many pixels, else 224.
+def fitting_size(normals: pd.DataFrame) -> int:
+    """The size for most of these images or crops: 448 if their shorter sides have as many pixels, else 224.
 
     Small defects of large images vanish at 224; small images gain nothing from more pixels than they have, at four
     times the cost.
     """
-    return LARGE if samples[["width", "height"]].min(axis=1).median() >= LARGE else SMALL
+    boxes = [parse_crop(crop) or (0, 0, *side) for crop, *side in normals[["crop", "width", "height"]].to_numpy()]
+    sides = [min(right - left, lower - upper) for left, upper, right, lower in boxes]
+    return LARGE if sides and median(sides) >= LARGE else SMALL
 
 
 def extract_features(

@@ -21,6 +21,7 @@ def record(parameters: dict[str, Any], features: Features, models: dict[str, Art
         "revision": code_revision(),
         "data": features.digest,
         "weights": features.store.spec.weights_digest,
+        "image_size": features.store.spec.image_size,
         "models": {run: artefact.digest() for run, artefact in models.items()},
         # Kedro hands out typed groups of parameters
         "parameters": {k: v.model_dump() if isinstance(v, Group) else v for k, v in parameters.items()},
