@@ -163,3 +163,17 @@ def test_coverage():
         row = one(paired_differences(scores, draws=100), method="A")
         held.append(row["low"] <= 0 <= row["high"])
     assert np.mean(held) >= 0.88
+
+
+def test_pieces_of_an_item_tell_no_more_than_the_item():
+    scores = trial_scores({"MPFM": 1.0, "A": 0.7}, classes=("dent",), numbers=(10,))
+    pieces = pd.concat([scores.assign(sample=scores["sample"] + f"/{i}") for i in range(4)], ignore_index=True)
+    samples = pd.DataFrame({"sample_id": pieces["sample"].unique()})
+    samples["group"] = samples["sample_id"].str.rsplit("/", n=1).str[0]
+    alone, together, loose = (
+        one(paired_differences(table, groups, draws=300), method="A")
+        for table, groups in ((scores, None), (pieces, samples), (pieces, None))
+    )
+    assert together["difference"] == pytest.approx(alone["difference"])
+    assert together["high"] - together["low"] == pytest.approx(alone["high"] - alone["low"], rel=1e-6)
+    assert loose["high"] - loose["low"] < together["high"] - together["low"]

@@ -16,7 +16,7 @@ from mpfm_kedro.pipelines.trials.variants import ablated_variants
 def create_pipeline(**_: object) -> Pipeline:
     """All variants, both settings."""
     tables = [
-        node(paired_differences, "scores", "differences", name="compare_with_mpfm"),
+        node(paired_differences, ["scores", "samples"], "differences", name="compare_with_mpfm"),
         node(separation, "scores", "separation", name="measure_separation"),
         node(false_alarms_by_mode, "scores", "false_alarms", name="count_false_alarms"),
         node(load_published_ablation, "params:dataset", "published", name="load_published_ablation"),

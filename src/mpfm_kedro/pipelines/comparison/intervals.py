@@ -16,16 +16,22 @@ LEVEL = 0.95
 
 
 def paired_differences(
-    trial_scores: pd.DataFrame, baseline: str = TRAINED, draws: int = 1000, seed: int = 0
+    trial_scores: pd.DataFrame,
+    samples: pd.DataFrame | None = None,
+    baseline: str = TRAINED,
+    draws: int = 1000,
+    seed: int = 0,
 ) -> pd.DataFrame:
     """Mean AUC of every other method minus that of ``baseline``, with a 95 % interval, by cell.
 
-    Two sources of chance add up. Test samples: a bootstrap draw weighs them anew, and a weight belongs to the sample,
-    so that all methods, seeds and known classes see the same draw. Seeds: the standard error of the mean over them, by
+    Two sources of chance add up. Test samples: a bootstrap draw weighs them anew, and a weight belongs to the item that
+    ``samples`` names as a sample's group (its own one without), so that pieces of one item are drawn together and all
+    methods, seeds and known classes see the same draw. Seeds: the standard error of the mean over them, by
     Student's t, for a few seeds tell little of their own spread. ``verdict`` is better or worse than the baseline
     where the interval leaves out zero; one seed gives no verdict.
     """
-    drawn = _drawn_aucs(trial_scores, draws, seed)
+    groups = None if samples is None else samples.set_index("sample_id")["group"]
+    drawn = _drawn_aucs(trial_scores, groups, draws, seed)
     values = list(range(draws + 1))
     rows: list[dict[Any, Any]] = []
     for cell, part in trials_and_means(drawn, values).groupby(CELL, sort=False):
@@ -63,30 +69,31 @@ def weighted_aucs(
         return beaten / 2 / pairs
 
 
-def _drawn_aucs(trial_scores: pd.DataFrame, draws: int, seed: int) -> pd.DataFrame:
+def _drawn_aucs(trial_scores: pd.DataFrame, groups: pd.Series | None, draws: int, seed: int) -> pd.DataFrame:
     """One row a trial: the AUC (column 0) and those of the draws (columns 1 to ``draws``)."""
     described, aucs = [], []
     experiments = trial_scores.groupby(["dataset", "category", "setting"], sort=False)
     for place, (_, experiment) in enumerate(experiments):
         described.append(experiment.drop_duplicates(TRIAL)[[*RUN, "method"]])
-        number, ids = pd.factorize(experiment["sample"], sort=True)
+        item = experiment["sample"] if groups is None else experiment["sample"].map(groups)
+        number, items = pd.factorize(item, sort=True)
         score = experiment["score"].to_numpy()
         kinds = [(experiment["label"] == label).to_numpy() for label in (0, 1)]
-        weights = np.zeros((len(ids), 1 + draws), dtype=np.float32)
+        weights = np.zeros((2, len(items), 1 + draws), dtype=np.float32)
         rng = np.random.default_rng([seed, place])
-        for kind in kinds:
+        for kind, of_kind in zip(kinds, weights, strict=True):
             own = np.unique(number[kind])
-            weights[own] = _weights(len(own), draws, rng)
+            of_kind[own] = _weights(len(own), draws, rng)
         trial = experiment.groupby(TRIAL, sort=False).ngroup().to_numpy()
         for current in range(trial.max() + 1):
             normals, anomalies = (np.flatnonzero((trial == current) & kind) for kind in kinds)
-            sides = weights[number[normals]], weights[number[anomalies]]
+            sides = weights[0, number[normals]], weights[1, number[anomalies]]
             aucs.append(weighted_aucs(score[normals], score[anomalies], *sides))
     return pd.concat([pd.concat(described, ignore_index=True), pd.DataFrame(np.stack(aucs))], axis=1)
 
 
 def _weights(n: int, draws: int, rng: np.random.Generator) -> np.ndarray:
-    """How often each draw takes each of n samples, ahead of them once each, (n, 1 + draws)."""
+    """How often each draw takes each of n items, ahead of them once each, (n, 1 + draws)."""
     return np.vstack([np.ones(n), rng.multinomial(n, np.full(n, 1 / n), draws)]).T
 
 

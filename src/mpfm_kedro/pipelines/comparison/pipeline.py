@@ -15,7 +15,7 @@ from mpfm_kedro.pipelines.trials.variants import compared_methods
 def create_pipeline(**_: object) -> Pipeline:
     """All methods, both settings, M = 10 and 1."""
     tables = [
-        node(paired_differences, "scores", "differences", name="compare_with_mpfm"),
+        node(paired_differences, ["scores", "samples"], "differences", name="compare_with_mpfm"),
         node(load_published, "params:dataset", "published", name="load_published"),
         node(comparison_table, ["summary", "differences", "methods", "published"], "table", name="comparison_table"),
         node(write_comparison, ["table", "origin"], "summary_text", name="write_comparison"),
