@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from statistics import median
+from typing import Any
 
 import pandas as pd
 
@@ -20,8 +21,8 @@ AUTO = "auto"
 SMALL, LARGE = 224, 448
 
 
-def plan_views(samples: pd.DataFrame, image_size: int | str, parameters: FeatureParameters) -> pd.DataFrame:
-    """One row for each image that the backbone will see, and the size at which it will.
+def plan_views(samples: pd.DataFrame, image_size: Any, parameters: FeatureParameters) -> pd.DataFrame:
+    """One row for each image that the backbone will see, and the size at which it will: pixels, or chosen here (auto).
 
     Every readable sample as it is; CutMix pseudo-anomalies of training normals;
     turned views of anomalies, any of which may become a known one.
