@@ -11,8 +11,6 @@ from pathlib import Path
 from mpfm_kedro import __version__
 
 PACKAGE = Path(__file__).parent
-
-
 METHOD = ("model/*.py", "pipelines/prototypes/*.py", "pipelines/training/*.py")
 BASELINES = ("baselines/*.py", "pipelines/training/run_data.py")
 IMPORT = re.compile(r"^\s*from mpfm_kedro\.(model|baselines)(?:\.| import )(\w+)", re.MULTILINE)
