@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torchvision.models import resnet18
 
 from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract
-from mpfm_kedro.io.images import ImageLoader
-from mpfm_kedro.model.feature_rows import FeatureRows
-from mpfm_kedro.model.heads import LinearScore, LocalScore
-from mpfm_kedro.model.initialisation import build, initialise, move
-from mpfm_kedro.model.mpfm import MPFM
-from mpfm_kedro.model.objective import Options, losses
-from mpfm_kedro.model.trainer import Moved, Schedule, TrainingSet, draw_batch
+from mpfm_kedro.images.loading import ImageLoader
+from mpfm_kedro.backbones.rows import FeatureRows
+from mpfm_kedro.detectors.mpfm.heads import LinearScore, LocalScore
+from mpfm_kedro.detectors.mpfm.initialisation import build, initialise, move
+from mpfm_kedro.detectors.mpfm.model import MPFM
+from mpfm_kedro.detectors.mpfm.objective import Options, losses
+from mpfm_kedro.detectors.mpfm.trainer import Moved, Schedule, TrainingSet, draw_batch
 from mpfm_kedro.sources import elpv
 
 STATISTICS = ["mean", "max", "std"]

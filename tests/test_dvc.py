@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from mpfm_kedro.backbones.weights import obtain_weights
-from mpfm_kedro.pipelines.evaluation.nodes import as_metrics
+from mpfm_kedro.experiments.summaries import as_metrics
 
 PROJECT = Path(__file__).parents[1]
 WEIGHTS = Path("data/01_raw/weights")

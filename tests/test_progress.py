@@ -1,4 +1,4 @@
-"""Progress: log lines with the time left where there is no terminal, a bar where there is one."""
+"""Progress: log lines with the remaining time where there is no terminal, a bar where there is one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_line_from_time_to_time_and_none_at_the_end(clock, caplog):
             bar.advance()
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 4
-    assert lines[0] == "Features: 21 of 100 images, 1 images a second, about 79 s left"
+    assert lines[0] == "Features: 21 of 100 images, 1 images/s, about 79 s remaining"
 
 
 def test_a_quick_loop_says_nothing(clock, caplog):
@@ -48,7 +48,7 @@ def test_work_of_an_earlier_run_counts_as_done_but_not_for_the_rate(clock):
     clock.now += 10
     bar.advance(20)
     assert bar.done == 80
-    assert "80 of 100 images, 2 images a second, about 10 s left" in bar.line()
+    assert "80 of 100 images, 2 images/s, about 10 s remaining" in bar.line()
 
 
 def test_nothing_done_yet_is_no_division_by_zero(clock):

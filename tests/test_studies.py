@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from mpfm_kedro.baselines import baselines
+from mpfm_kedro.detectors.baselines import baselines
 from mpfm_kedro.errors import InputError
 from test_project import run as run_pipeline
 

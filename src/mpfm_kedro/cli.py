@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
 
-from mpfm_kedro.io.feature_store import FeatureStore
-from mpfm_kedro.io.history import History
+from mpfm_kedro.backbones.store import FeatureStore
+from mpfm_kedro.configuration import ProjectConfigLoader, input_path, output_path, project_root
+from mpfm_kedro.experiments.versions import check_version, find_version, list_versions
 from mpfm_kedro.sources.fetching import fetch as fetch_images
 
-ROOT = click.option(
-    "--output-root", type=click.Path(path_type=Path), default=Path("data"), show_default=True, help="As the parameter."
-)
-RAW = click.option(
-    "--data-root",
-    type=click.Path(path_type=Path),
-    default=Path("data/01_raw"),
-    show_default=True,
-    help="As the parameter.",
-)
+VERSIONS = "versions"  # below output_root, as in the catalog
+
+
+def _root(name: str, default: str, absolute: Callable[[Path, Path], Path]) -> Callable[..., Any]:
+    """An option with the name and the meaning of a parameter that is a path."""
+    return click.option(
+        name,
+        type=click.Path(path_type=Path),
+        default=Path(default),
+        show_default=True,
+        callback=lambda context, option, path: absolute(path, project_root()),
+        help="As the parameter.",
+    )
+
+
+ROOT = _root("--output-root", "data", output_path)
+RAW = _root("--data-root", "data/01_raw", input_path)
 
 
 @click.group(name="mpfm_kedro")
@@ -44,7 +56,7 @@ def list_stores(output_root: Path) -> None:
 @click.argument("name")
 @ROOT
 def free(name: str, output_root: Path) -> None:
-    """Delete the feature store NAME; it is computed anew when it is needed."""
+    """Delete the feature store NAME; it is computed again when it is needed."""
     _stores(output_root).free(name)
     click.echo(f"{name} is deleted")
 
@@ -55,14 +67,14 @@ def _stores(output_root: Path) -> FeatureStore:
 
 @cli.group()
 def versions() -> None:
-    """The history of models and results: list it, or take up older models."""
+    """Versions of models and results: list them, or use older models again."""
 
 
 @versions.command("list")
 @ROOT
-def list_versions(output_root: Path) -> None:
+def list_all(output_root: Path) -> None:
     """Show every version with its AUC and what it was made from."""
-    overview = History(output_root).overview()
+    overview = list_versions(output_root / VERSIONS)
     shown = overview.to_string(index=False, float_format="{:.4f}".format)
     click.echo("no version" if overview.empty else shown)
 
@@ -72,32 +84,47 @@ def list_versions(output_root: Path) -> None:
 @click.argument("setting", type=click.Choice(["general", "hard"]))
 @click.argument("version")
 @ROOT
-def use(dataset: str, setting: str, version: str, output_root: Path) -> None:
-    """Put the models of VERSION in the place of the present ones, to score with them again."""
-    History(output_root).use(dataset, setting, version)
+@click.option("--env", default=None, help="As of kedro run.")
+def use(dataset: str, setting: str, version: str, output_root: Path, env: str | None) -> None:
+    """Put the models of VERSION (or of the one that begins so) in the place of the present ones."""
+    version = find_version(output_root / VERSIONS, dataset, setting, version)
+    parameters = {"dataset": dataset, "output_root": str(output_root)}
+    parts = [f"{setting}.{name}" for name in ("trials", "initial_models", "models")]
+    bootstrap_project(project_root())
+    with KedroSession.create(project_root(), env=env, runtime_params=parameters) as session:
+        catalog = session.load_context()._get_catalog(load_versions={f"{part}_version": version for part in parts})
+        trials, initial, models = (catalog.load(f"{part}_version") for part in parts)
+        check_version(trials, initial | models, catalog.load(f"{setting}.runs"), catalog.load("features"))
+        for part, value in zip(parts, (trials, initial, models), strict=True):
+            catalog.save(part, value)
     stages = ",".join(f"{setting}.{stage}" for stage in ("scoring", "evaluation", "reporting"))
-    click.echo(f"to score with them: kedro run --pipelines={setting}_setting --namespaces={stages}")
+    typed = ",".join(f"{name}={value}" for name, value in parameters.items())
+    environment = f" --env={env}" if env else ""
+    click.echo(f"{dataset}, {setting} setting: the models are those of {version} now. To score with them:")
+    click.echo(f"kedro run{environment} --pipelines={setting}_setting --namespaces={stages} --params={typed}")
 
 
 @cli.group()
 def fetch() -> None:
-    """Raw data in its place, without running anything."""
+    """Obtain raw images or weights, without running a pipeline."""
 
 
 @fetch.command()
 @click.argument("dataset")
 @RAW
 def data(dataset: str, data_root: Path) -> None:
-    """Put the images of DATASET in their folder; downloaded ones are left as they are."""
+    """Put the images of DATASET into their folder; a folder that exists is not changed."""
     click.echo(fetch_images(dataset, data_root))
 
 
 @fetch.command()
 @click.argument("backbone")
-@RAW
-def weights(backbone: str, data_root: Path) -> None:
-    """Obtain and verify the weights of BACKBONE."""
+def weights(backbone: str) -> None:
+    """Obtain and verify the weights of BACKBONE, in the folder that the catalog names."""
     from mpfm_kedro.backbones.weights import obtain_weights  # with torch, which is slow to import
 
-    obtain_weights(backbone, data_root / "weights")
-    click.echo(data_root / "weights" / f"{backbone}.safetensors")
+    project = project_root()
+    configuration = ProjectConfigLoader(str(project / "conf"), base_env="base", default_run_env="base")
+    folder = project / configuration["catalog"]["backbone_weights"]["filepath"]
+    obtain_weights(backbone, folder)
+    click.echo(folder / f"{backbone}.safetensors")

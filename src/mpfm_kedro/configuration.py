@@ -1,30 +1,71 @@
-"""Configuration loading: the catalog may name a parameter, so that each has one source of truth."""
+"""Configuration loading: the catalog may name a parameter, and every path is the project's.
+
+Paths are made absolute here, so that a command does the same from whatever folder it is started, and a worker process
+elsewhere finds the same files.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from kedro.config import OmegaConfigLoader
+from kedro.utils import find_kedro_project, is_kedro_project
 from omegaconf import OmegaConf
 
 
-class ProjectConfigLoader(OmegaConfigLoader):
-    """OmegaConfigLoader with ``${param:name}`` in the catalog: the parameter as this run has it.
+def project_root() -> Path:
+    """The Kedro project around the current folder, as ``kedro`` itself finds it."""
+    return find_kedro_project(Path.cwd()) or Path.cwd()
 
-    Paths such as ``data/08_reporting/${param:dataset}`` follow ``--params=dataset=…`` and the environment,
-    while the parameter files stay free of resolvers (other tools read them too).
+
+def output_path(path: str | Path, project: Path) -> Path:
+    """A folder to write to: a relative one is below the project."""
+    return project / path
+
+
+def input_path(path: str | Path, project: Path) -> Path:
+    """A file or folder to read: below the project, unless it exists only below the current folder."""
+    inside, here = project / path, Path.cwd() / path
+    return here if here.exists() and not inside.exists() else inside
+
+
+class ProjectConfigLoader(OmegaConfigLoader):
+    """OmegaConfigLoader with absolute paths in the parameters and ``${param:name}`` in the catalog.
+
+    ``${param:name}`` is the parameter as this run has it: paths such as ``${param:output_root}/${param:dataset}``
+    follow ``--params=dataset=…`` and the environment, while the parameter files stay free of resolvers (other tools
+    read them too).
     """
 
+    @property
+    def project(self) -> Path:
+        """The project that the configuration belongs to; for one from elsewhere, that of the current folder."""
+        parent = Path(self.conf_source).absolute().parent
+        return parent if is_kedro_project(parent) else project_root()
+
     def __getitem__(self, key: str) -> Any:
+        if key == "parameters":
+            return self._with_absolute_paths(super().__getitem__(key))
         if key == "catalog":
-            parameters = super().__getitem__("parameters")
-
-            def resolve(name: str) -> Any:
-                value = parameters
-                for part in name.split("."):
-                    value = value[part]
-                return value
-
+            parameters = self["parameters"]
             # resolvers are global to the process: the loader that reads must be the one that answers
-            OmegaConf.register_new_resolver("param", resolve, replace=True)
+            OmegaConf.register_new_resolver("param", lambda name: _value(parameters, name), replace=True)
         return super().__getitem__(key)
+
+    def _with_absolute_paths(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        paths = [(parameters, "data_root", input_path), (parameters, "output_root", output_path)]
+        paths += [(parameters.get("features"), "weights_file", input_path)]
+        for group, name, absolute in paths:
+            if isinstance(group, dict) and group.get(name) and isinstance(group[name], str):
+                group[name] = str(absolute(group[name], self.project))
+        return parameters
+
+
+def _value(parameters: Mapping[str, Any], name: str) -> Any:
+    """The parameter of a dotted name."""
+    value: Any = parameters
+    for part in name.split("."):
+        value = value[part]
+    return value

@@ -1,8 +1,9 @@
-"""Hooks: parameters are checked before anything runs, errors are clear, and the summary is shown at the end."""
+"""Hooks: parameters are checked and results locked before a run, errors are clear, the summary is shown at the end."""
 
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from typing import Any
 
 from kedro.framework.context import KedroContext
@@ -11,6 +12,7 @@ from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
 
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.locks import Use, locked, table_parameters
 from mpfm_kedro.parameters import check_parameters
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,51 @@ class CheckParameters:
     def after_context_created(self, context: KedroContext) -> None:
         """Check the parameters of this run."""
         check_parameters(context.config_loader["parameters"])
+
+
+class RunLocks:
+    """Refuse a run whose files would mix with those of another one in the same output folder."""
+
+    def __init__(self) -> None:
+        self._context: KedroContext | None = None
+        self._held = ExitStack()
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        """Remember where the parameters of the coming run are."""
+        self._context = context
+
+    @hook_impl
+    def before_pipeline_run(self, pipeline: Pipeline) -> None:
+        """Lock what the pipeline uses; an interrupted run of this process may still hold its own."""
+        self._held.close()
+        assert self._context is not None
+        project, parameters = self._context.project_path, self._context.config_loader["parameters"]
+        studies, tables = used_results(pipeline)
+        if studies or tables:
+            decisive = table_parameters(parameters, project) if tables else None
+            use = Use(parameters["dataset"], sorted(studies), decisive)
+            self._held.enter_context(locked(project / parameters["output_root"], use))
+
+    @hook_impl(trylast=True)
+    def after_pipeline_run(self) -> None:
+        """Release after all other hooks, which still read results."""
+        self._held.close()
+
+    @hook_impl(tryfirst=True)
+    def on_pipeline_error(self) -> None:
+        """Release before another hook raises."""
+        self._held.close()
+
+
+def used_results(pipeline: Pipeline) -> tuple[set[str], set[str]]:
+    """Studies whose results a pipeline writes, and the shared tables that it reads or writes.
+
+    The results of a study are named ``<study>.<name>``, or as the study itself; all others are shared.
+    """
+    studies = {name.split(".")[0] for name in pipeline.all_outputs() if "." in name}
+    plain = {name for name in pipeline.datasets() if "." not in name and not name.startswith("param")}
+    return studies, plain - studies
 
 
 class ShowSummary:

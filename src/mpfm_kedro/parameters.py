@@ -60,6 +60,7 @@ class FeatureParameters(Group):
     anomaly_views: list[View]
     batch_size: Count
     workers: Annotated[int, Field(ge=0)]
+    precision: Literal["fp32", "bf16"]
     compile: bool
 
 
@@ -118,9 +119,11 @@ class SensitivityParameters(Group):
 
 
 class ComputeParameters(Group):
-    """Where runs are computed: processes of this machine, or a Dask cluster."""
+    """Where tasks run: in processes of this machine, or on a Dask cluster."""
 
     processes: Annotated[int, Field(ge=0)]
+    threads: Annotated[int, Field(ge=0)] = 0
+    memory_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     dask_scheduler: str | None
 
 

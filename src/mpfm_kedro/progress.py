@@ -1,4 +1,4 @@
-"""Progress of long loops: a bar with the time left on a terminal, log lines otherwise."""
+"""Progress of long loops: a bar with the remaining time on a terminal, log lines otherwise."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SECONDS_BETWEEN_LINES = 20.0
 
 
 class Progress:
-    """Counts what is done of ``total`` and says so; ``advance`` is called after each piece."""
+    """Counts what is done of ``total`` and reports it; ``advance`` is called after each unit of work."""
 
     def __init__(self, label: str, total: int, unit: str, done: int = 0) -> None:
         self.label, self.total, self.unit, self.done = label, total, unit, done
         self._first = done
-        self._start = self._said = time.monotonic()
+        self._start = self._reported = time.monotonic()
         self._bar = None
         if sys.stderr.isatty():
             self._bar = tqdm(total=total, initial=done, desc=label, unit=f" {unit}", dynamic_ncols=True)
@@ -31,17 +31,17 @@ class Progress:
         self.done += n
         if self._bar is not None:
             self._bar.update(n)
-        elif time.monotonic() - self._said > SECONDS_BETWEEN_LINES and self.done < self.total:
-            self._said = time.monotonic()
+        elif time.monotonic() - self._reported > SECONDS_BETWEEN_LINES and self.done < self.total:
+            self._reported = time.monotonic()
             logger.info("%s", self.line())
 
     def line(self) -> str:
-        """What is done, at which rate, and how long the rest takes."""
+        """What is done, the rate since this start, and the remaining time at that rate."""
         rate = (self.done - self._first) / max(time.monotonic() - self._start, 1e-9)
-        left = (self.total - self.done) / rate if rate else float("inf")
+        remaining = (self.total - self.done) / rate if rate else float("inf")
         return (
             f"{self.label}: {self.done} of {self.total} {self.unit}, "
-            f"{rate:.3g} {self.unit} a second, about {left:.0f} s left"
+            f"{rate:.3g} {self.unit}/s, about {remaining:.0f} s remaining"
         )
 
     def close(self) -> None:
@@ -52,7 +52,7 @@ class Progress:
 
 @contextmanager
 def progress(label: str, total: int, unit: str, done: int = 0) -> Iterator[Progress]:
-    """Show the progress of a loop over ``total`` units, ``done`` of which an earlier run has left."""
+    """Show the progress of a loop over ``total`` units, ``done`` of which were finished by an earlier run."""
     counter = Progress(label, total, unit, done)
     try:
         with logging_redirect_tqdm():

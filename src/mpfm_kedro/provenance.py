@@ -1,40 +1,108 @@
-"""What a result was made by: the revision of the code and a digest of the files that matter to it."""
+"""What decides a number: the code that computes it, the libraries below that code, the revision for people to read.
+
+Keys of everything that is cached are made of these. What changes a number changes the key; a comment, a docstring or a
+log line does not.
+"""
 
 from __future__ import annotations
 
+import ast
 import hashlib
-import re
+import json
 import subprocess
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from mpfm_kedro import __version__
 
 PACKAGE = Path(__file__).parent
-METHOD = ("model/*.py", "pipelines/prototypes/*.py", "pipelines/training/*.py")
-BASELINES = ("baselines/*.py", "pipelines/training/run_data.py")
-IMPORT = re.compile(r"^\s*from mpfm_kedro\.(model|baselines)(?:\.| import )(\w+)", re.MULTILINE)
+NAME = PACKAGE.name
+# They check, store, distribute or report what others compute.
+WITHOUT_NUMBERS = ("errors", "files", "locks", "parallel", "parameters", "progress", "provenance", "backbones.store")
+LOGGERS = {"logger", "logging", "warnings"}
+LIBRARIES = ("numpy", "pillow", "scikit-learn", "scipy", "torch", "torchvision")
+
+
+def key_digest(key: Any) -> str:
+    """A short digest of anything that JSON can hold."""
+    content = json.dumps(key, sort_keys=True, default=str)
+    return hashlib.sha256(content.encode()).hexdigest()[:24]
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of the libraries that decide numbers."""
+    return {name: version(name) for name in LIBRARIES}
 
 
 @cache
-def code_digest(patterns: tuple[str, ...]) -> str:
-    """Digest of some of the package's files and of the modules that these import from model/ or baselines/.
+def code_digest(*modules: str) -> str:
+    """Digest of the code of modules (``mpfm_kedro.…``) and of all modules of this package that they import."""
+    return key_digest({name: _normalised(_file(name).read_text(encoding="utf-8")) for name in code_closure(*modules)})
 
-    A cached result of other code is not taken up.
-    """
-    found: dict[str, bytes] = {}
-    left = [file for pattern in patterns for file in PACKAGE.glob(pattern)]
-    while left:
-        file = left.pop()
-        name = file.relative_to(PACKAGE).as_posix()
-        if name not in found:
-            found[name] = file.read_bytes()
-            imported = [PACKAGE / folder / f"{module}.py" for folder, module in IMPORT.findall(found[name].decode())]
-            left += [file for file in imported if file.is_file()]
-    digest = hashlib.sha256()
-    for name, code in sorted(found.items()):
-        digest.update(name.encode() + code)
-    return digest.hexdigest()[:16]
+
+def code_closure(*modules: str) -> list[str]:
+    """Names of the modules and of all modules of this package that they import, directly or not."""
+    excluded = {f"{NAME}.{name}" for name in WITHOUT_NUMBERS}
+    found: set[str] = set()
+    remaining = list(modules)
+    while remaining:
+        name = remaining.pop()
+        if name in found or name in excluded:
+            continue
+        found.add(name)
+        remaining += _imports(ast.parse(_file(name).read_text(encoding="utf-8")))
+    return sorted(found)
+
+
+def _imports(tree: ast.Module) -> list[str]:
+    """The modules of this package that a module imports, wherever in it the statement is."""
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return [name for name in names if name.startswith(f"{NAME}.") and _file(name).is_file()]
+
+
+def _file(module: str) -> Path:
+    path = PACKAGE.parent.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+class _Normaliser(ast.NodeTransformer):
+    """Removes what changes no number: docstrings, annotations of functions and log lines."""
+
+    def _body(self, node: Any) -> Any:
+        self.generic_visit(node)
+        node.body = [statement for statement in node.body if not _is_silent(statement)] or [ast.Pass()]
+        return node
+
+    visit_Module = visit_ClassDef = visit_If = visit_For = visit_With = _body  # noqa: N815
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:  # noqa: N802
+        node.returns = None
+        for argument in ast.walk(node.args):
+            if isinstance(argument, ast.arg):
+                argument.annotation = None
+        return self._body(node)
+
+
+def _is_silent(statement: ast.stmt) -> bool:
+    """Whether a statement is a docstring or a log line."""
+    if not isinstance(statement, ast.Expr):
+        return False
+    value = statement.value
+    if isinstance(value, ast.Constant):
+        return True
+    called = value.func if isinstance(value, ast.Call) else None
+    return isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id in LOGGERS
+
+
+def _normalised(code: str) -> str:
+    return ast.dump(_Normaliser().visit(ast.parse(code)))
 
 
 @cache

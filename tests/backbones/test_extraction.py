@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 from PIL import Image
+from scipy.stats import spearmanr
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torchvision.models import get_model
 from torchvision.models.vision_transformer import VisionTransformer
 from torchvision.transforms.functional import normalize
 
 from mpfm_kedro.backbones import extraction
-from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract
+from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract, images_per_batch
+from mpfm_kedro.backbones.weights import obtain_weights
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.io.images import ImageLoader
+from mpfm_kedro.images.loading import ImageLoader
+from mpfm_kedro.parameters import FeatureParameters
 
+PROJECT = Path(__file__).parents[2]
+BASE = yaml.safe_load((PROJECT / "conf/base/parameters_features.yml").read_text())["features"]
 STATISTICS = ["mean", "max", "std"]
 SIZE = 64
 
@@ -115,21 +124,39 @@ def dataset(tmp_path: Path) -> ViewImages:
         view, crop = ("hflip", "") if number % 2 else ("original", "5,0,45,40")
         rows.append({"path": f"{number}.png", "crop": crop, "view": view, "content_hash": str(number)})
     loader = ImageLoader("folder", tmp_path, 10**6, tmp_path / "files.parquet")
-    return ViewImages(pd.DataFrame(rows), loader, SIZE)
+    return ViewImages(pd.DataFrame(rows), loader.read, SIZE)
 
 
-def extracted(backbone: Backbone, dataset: ViewImages, batch_size: int, workers: int = 0) -> tuple[torch.Tensor, ...]:
-    batches = list(extract(backbone, dataset, STATISTICS, torch.device("cpu"), batch_size, workers))
-    return torch.cat([pooled for pooled, _ in batches]), torch.cat([maps for _, maps in batches])
+def parameters(**changes: Any) -> FeatureParameters:
+    return FeatureParameters(**(BASE | {"workers": 0} | changes))
 
 
-def test_images_are_cropped_turned_and_resized(dataset):
-    first = Image.open(dataset.images.folder / "0.png").crop((5, 0, 45, 40)).resize((SIZE, SIZE), Image.BILINEAR)
-    np.testing.assert_array_equal(dataset[0].permute(1, 2, 0).numpy(), np.asarray(first))
-    second = Image.open(dataset.images.folder / "1.png").transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    np.testing.assert_array_equal(
-        dataset[1].permute(1, 2, 0).numpy(), np.asarray(second.resize((SIZE, SIZE), Image.BILINEAR))
-    )
+def extracted(backbone: Backbone, dataset: ViewImages, **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    batches = list(extract(backbone, dataset, parameters(**changes), torch.device("cpu")))
+    assert torch.cat([batch.positions for batch in batches]).tolist() == list(range(len(dataset)))
+    return torch.cat([batch.pooled for batch in batches]), torch.cat([batch.maps for batch in batches])
+
+
+def pixels(dataset: ViewImages, i: int) -> np.ndarray:
+    position, image = dataset[i]
+    assert position == i
+    return image.permute(1, 2, 0).numpy()
+
+
+def test_images_are_cropped_augmented_and_resized(dataset, tmp_path):
+    first = Image.open(tmp_path / "0.png").crop((5, 0, 45, 40)).resize((SIZE, SIZE), Image.BILINEAR)
+    np.testing.assert_array_equal(pixels(dataset, 0), np.asarray(first))
+    second = Image.open(tmp_path / "1.png").transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    np.testing.assert_array_equal(pixels(dataset, 1), np.asarray(second.resize((SIZE, SIZE), Image.BILINEAR)))
+
+
+def test_crops_of_one_file_get_draws_of_their_own(dataset, tmp_path):
+    """The file repeats the same tile: the same draw would give the same pixels."""
+    tile = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    Image.fromarray(np.concatenate([tile, tile], axis=1)).save(tmp_path / "0.png")
+    row = {"path": "0.png", "view": "cutmix-0", "content_hash": "hash"}
+    crops = replace(dataset, views=pd.DataFrame([row | {"crop": "0,0,40,40"}, row | {"crop": "40,0,80,40"}]))
+    assert (pixels(crops, 0) != pixels(crops, 1)).any()
 
 
 def test_the_company_in_a_batch_changes_nothing(backbone, dataset):
@@ -137,11 +164,110 @@ def test_the_company_in_a_batch_changes_nothing(backbone, dataset):
     assert (pooled.dtype, maps.dtype) == (torch.float32, torch.float16)
     assert tuple(maps.shape) == (5, 128 + 256, 4, 4)
     for batch_size in (1, 2):
-        alone, alone_maps = extracted(backbone, dataset, batch_size)
+        alone, alone_maps = extracted(backbone, dataset, batch_size=batch_size)
         torch.testing.assert_close(alone, pooled, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(alone_maps, maps, rtol=2e-3, atol=1e-3)
 
 
-def test_decoding_in_another_process_keeps_the_order(backbone, dataset):
+def test_decoding_in_another_process_preserves_the_order(backbone, dataset):
     pooled, _ = extracted(backbone, dataset, batch_size=2)
     torch.testing.assert_close(extracted(backbone, dataset, batch_size=2, workers=1)[0], pooled)
+
+
+def test_largest_map_is_that_of_the_first_convolution(backbone):
+    assert backbone.largest_map_bytes(224) == 4 * 64 * 112 * 112
+    assert backbone.largest_map_bytes(448) == 4 * 64 * 224 * 224
+
+
+@pytest.mark.parametrize(
+    ("image_size", "batch_size", "expected"),
+    [(224, 32, 32), (224, 7, 7), (448, 32, 32), (1024, 32, 8), (1024, 3, 3), (4096, 32, 1)],
+)
+def test_large_images_come_in_smaller_batches(image_size, batch_size, expected, backbone):
+    assert images_per_batch(backbone, image_size, batch_size) == expected
+
+
+def test_batches_are_bounded_in_bytes(backbone, dataset, monkeypatch):
+    monkeypatch.setattr(extraction, "BATCH_BYTES", 2 * backbone.largest_map_bytes(SIZE))
+    batches = list(extract(backbone, dataset, parameters(), torch.device("cpu")))
+    assert [len(batch.positions) for batch in batches] == [2, 2, 1]
+
+
+@pytest.fixture(scope="module")
+def imagenet() -> dict[str, torch.Tensor]:
+    return obtain_weights("resnet18", PROJECT / "data/01_raw/weights")
+
+
+def textures(folder: Path, n: int) -> ViewImages:
+    """Stripes of one direction with noise; an ever larger part of the later half is disturbed."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for number in range(n):
+        y, x = np.mgrid[:64, :64]
+        image = 128 + 60 * np.sin(x / 3 + y / 7 + rng.uniform(0, 6)) + rng.normal(0, 12, (64, 64))
+        side = max(0, number - n // 2)
+        image[10 : 10 + side, 10 : 10 + side] = rng.uniform(0, 255)
+        Image.fromarray(np.clip(image, 0, 255).astype(np.uint8)).save(folder / f"{number}.png")
+        rows.append({"path": f"{number}.png", "crop": "", "view": "original", "content_hash": str(number)})
+    return ViewImages(pd.DataFrame(rows), ImageLoader("folder", folder, 10**6, folder / "files.parquet").read, SIZE)
+
+
+def distance(pooled: torch.Tensor, n_normal: int) -> np.ndarray:
+    """Mahalanobis distance with a diagonal covariance, of all images to the first ones."""
+    values = pooled.double().numpy()
+    mean, std = values[:n_normal].mean(0), values[:n_normal].std(0)
+    return (((values - mean) / (std + 1e-3 * std.max())) ** 2).sum(1)
+
+
+def test_bf16_ranks_images_as_fp32_does(imagenet, tmp_path):
+    n = 80
+    backbone, images = Backbone("resnet18", imagenet, ["auto"], ["auto"]), textures(tmp_path, n)
+    (exact, exact_maps), (rounded, rounded_maps) = (
+        extracted(backbone, images, precision=precision) for precision in ("fp32", "bf16")
+    )
+    assert (rounded.dtype, rounded_maps.dtype) == (exact.dtype, exact_maps.dtype)
+    assert not torch.equal(rounded, exact)
+    assert spearmanr(distance(exact, n // 2), distance(rounded, n // 2)).statistic > 0.99
+
+
+def test_fp32_is_what_the_backbone_gives_without_autocast(backbone, dataset):
+    pooled, maps = extracted(backbone, dataset, batch_size=5, precision="fp32")
+    with torch.inference_mode():
+        expected = backbone.features(torch.stack([dataset[i][1] for i in range(5)]), STATISTICS)
+    assert torch.equal(pooled, expected[0]) and torch.equal(maps, expected[1])
+
+
+def to_fake_cuda(module: torch.nn.Module, mode: FakeTensorMode) -> None:
+    """Replace parameters and buffers by fake tensors on a GPU that need not exist."""
+    for part in module.modules():
+        for tensors in (part._parameters, part._buffers):
+            for name, value in [item for item in tensors.items() if item[1] is not None]:
+                fake = mode.from_tensor(value).to("cuda")
+                is_parameter = isinstance(value, torch.nn.Parameter)
+                tensors[name] = torch.nn.Parameter(fake, requires_grad=False) if is_parameter else fake
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_extraction_on_a_gpu_mixes_in_no_tensor_of_the_cpu(precision, weights, dataset, monkeypatch):
+    options: dict[str, Any] = {}
+
+    def load(dataset: ViewImages, **given: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        options.update(given)
+        return [(torch.arange(2), torch.empty(2, 3, SIZE, SIZE, dtype=torch.uint8))]
+
+    backbone = Backbone("resnet18", weights, ["auto"], ["auto"])
+    monkeypatch.setattr(extraction, "DataLoader", load)
+    monkeypatch.setattr(Backbone, "to", lambda self, device: self)  # fake parameters cannot be moved
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    seen: set[torch.dtype] = set()
+    backbone.network.layer4.register_forward_hook(lambda module, images, maps: seen.add(maps.dtype))
+    with FakeTensorMode() as mode:
+        to_fake_cuda(backbone, mode)
+        (batch,) = extract(backbone, dataset, parameters(precision=precision), torch.device("cuda"))
+        assert {batch.pooled.device.type, batch.maps.device.type} == {"cpu"}
+        assert (batch.pooled.dtype, batch.maps.dtype) == (torch.float32, torch.float16)
+        assert seen == {torch.bfloat16 if precision == "bf16" else torch.float32}
+        with pytest.raises(RuntimeError, match=r"cuda.*cpu|cpu.*cuda"):  # that a mixture would be seen
+            backbone(torch.empty(2, 3, SIZE, SIZE, dtype=torch.uint8))
+    assert options["pin_memory"]

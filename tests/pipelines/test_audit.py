@@ -13,9 +13,9 @@ from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from PIL import Image
 
-from mpfm_kedro.io.images import ImageLoader, dhash
+from mpfm_kedro.images.loading import ImageLoader, dhash
+from mpfm_kedro.images.near import near_sets
 from mpfm_kedro.parameters import IngestionParameters
-from mpfm_kedro.pipelines.audit.near import near_sets
 from mpfm_kedro.pipelines.audit.nodes import audit_samples, find_repeats
 from mpfm_kedro.pipelines.audit.sheets import draw_contact_sheet, draw_duplicate_sheet
 from mpfm_kedro.pipelines.ingestion.nodes import check_images, drop_repeats, split_normals
@@ -37,7 +37,7 @@ def table(**columns: list) -> pd.DataFrame:
     """Checked and divided samples: sample_id, split and content_hash are given, the rest follows."""
     samples = pd.DataFrame(columns)
     defaults = {"dataset": "folder", "category": "", "crop": "", "defect_class": "", "problem": ""}
-    defaults |= {"mode": "L", "width": 8, "height": 8, "mask_path": "", "dhash": ""}
+    defaults |= {"pixel_format": "L", "width": 8, "height": 8, "mask_path": "", "dhash": ""}
     samples = samples.assign(**{name: value for name, value in defaults.items() if name not in samples})
     samples["label"] = (samples["split"] == "anomaly").astype(int)
     return samples.assign(path=samples["sample_id"], group=samples.get("group", samples["sample_id"]))
@@ -97,7 +97,7 @@ def test_sets_do_not_depend_on_the_block(monkeypatch):
         bits[number, 128:] ^= np.uint8(number % 2)
     hashes = [values.tobytes().hex() for values in np.packbits(bits, axis=1)]
     whole = near_sets(hashes)
-    monkeypatch.setattr("mpfm_kedro.pipelines.audit.near.BLOCK", 3)
+    monkeypatch.setattr("mpfm_kedro.images.near.BLOCK", 3)
     parts = near_sets(hashes)
     assert len(set(whole)) == 2
     assert pd.Series(whole).factorize()[0].tolist() == pd.Series(parts).factorize()[0].tolist()
@@ -170,11 +170,11 @@ def test_groups_on_both_sides_are_counted():
 
 def test_classes_modes_and_sizes():
     samples = table(sample_id=list("abc"), split=["train", "test", "anomaly"], content_hash=list("123"))
-    samples = samples.assign(defect_class=["", "", "dent"], mode=["L", "L", "RGB"], width=[8, 9, 8])
+    samples = samples.assign(defect_class=["", "", "dent"], pixel_format=["L", "L", "RGB"], width=[8, 9, 8])
     audit = audited(samples).set_index(["finding", "where"])
     assert audit.loc[("class", "dent"), "images"] == 1
     assert audit.loc[("class", "normal, train"), "detail"] == "33.3%"
-    assert audit.loc[("mode", "L"), "images"] == 2
+    assert audit.loc[("pixel format", "L"), "images"] == 2
     assert audit.loc[("sizes", "all"), "detail"] == "from 8 x 8 to 9 x 8"
 
 
@@ -214,6 +214,13 @@ def loader(tmp_path: Path) -> ImageLoader:
     return ImageLoader("folder", tmp_path / "raw", 10**6, tmp_path / "memory" / "files.parquet")
 
 
+def files_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are read from now on."""
+    read, read_bytes = [], Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path.name) or read_bytes(path))
+    return read
+
+
 def ingested(loader: ImageLoader) -> pd.DataFrame:
     listed = get_source(loader.dataset).list_samples(loader.folder)
     return split_normals(check_images(listed, loader, STRICT))
@@ -225,9 +232,7 @@ def test_sheets_and_second_run_reads_no_image(loader, monkeypatch):
     assert repeated["sample_id"].tolist() == ["dent/1.png", "good/0.png"]
     assert draw_contact_sheet(samples, loader).axes[0].get_title() == "normal (4)"
     draw_duplicate_sheet(repeated, loader)
-    read = []
-    open_image = ImageLoader._open
-    monkeypatch.setattr(ImageLoader, "_open", lambda *args: read.append(args[1]) or open_image(*args))
+    read = files_read(monkeypatch)
     again = ingested(loader)
     draw_contact_sheet(again, loader)
     draw_duplicate_sheet(find_repeats(again), loader)
@@ -247,9 +252,7 @@ def test_hash_is_of_the_crop_and_each_file_is_read_once(loader, monkeypatch):
     wide.save(loader.folder / "wide.png")
     crops = ["0,0,64,48", "64,0,128,48", ""]
     listed = sample_table(sample("folder", "wide.png", 0, crop=crop) for crop in crops)
-    read = []
-    open_image = ImageLoader._open
-    monkeypatch.setattr(ImageLoader, "_open", lambda *args: read.append(args[1]) or open_image(*args))
+    read = files_read(monkeypatch)
     hashes = check_images(listed, loader, STRICT).set_index("crop")["dhash"]
     assert read == ["wide.png"]
     assert hashes.to_dict() == {crops[0]: dhash(picture(1)), crops[1]: dhash(picture(2)), "": dhash(wide)}

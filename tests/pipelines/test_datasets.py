@@ -70,8 +70,8 @@ def test_other_counts_are_named(listed):
 
 
 def test_listing_draws_nothing(listed, tmp_path):
-    assert listed.loc["made", "status"] == "missing"
-    assert not (tmp_path / "made").exists()
+    assert listed.loc["synthetic", "status"] == "missing"
+    assert not (tmp_path / "synthetic").exists()
 
 
 def test_no_image_is_decoded(tmp_path, monkeypatch):

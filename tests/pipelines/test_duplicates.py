@@ -9,10 +9,12 @@ import pandas as pd
 import pytest
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.pipelines.evaluation.nodes import SUMMARY, repeated_tests, summarise_without_repeats
+from mpfm_kedro.experiments.columns import RUN as RUN_COLUMNS
+from mpfm_kedro.experiments.columns import SETTING_SUMMARY, WITHOUT_REPEATS
+from mpfm_kedro.experiments.measures import repeated_tests, summarise_without_repeats
 from mpfm_kedro.pipelines.ingestion.nodes import drop_repeats, refuse_wrong_split, split_normals
-from mpfm_kedro.pipelines.ingestion.repeats import DROPPED, content, joined_groups
-from mpfm_kedro.pipelines.reporting.nodes import write_summary
+from mpfm_kedro.reports.setting import write_summary
+from mpfm_kedro.sources.repeats import DROPPED, content, joined_groups
 
 
 def checked(groups: list[str], contents: list[str] | None = None, dataset: str = "sdd") -> pd.DataFrame:
@@ -68,10 +70,10 @@ def test_group_split_of_one_group_is_an_error():
         split_normals(checked(["kos01"] * 8), group_split=True)
 
 
-def test_group_split_of_a_dataset_with_its_own_split_says_that_nothing_changes(caplog):
+def test_group_split_of_a_dataset_with_its_own_split_says_so(caplog):
     samples = checked(list("abcd"), dataset="mastcam").assign(split=["train", "train", "train", "test"])
     assert split_normals(samples, group_split=True)["split"].tolist() == ["train", "train", "train", "test"]
-    assert "group_split changes nothing" in caplog.text
+    assert "comes with its own split, which ingestion.group_split does not change" in caplog.text
 
 
 def test_validator_refuses_what_is_neither_split():
@@ -119,13 +121,13 @@ def test_unreadable_images_are_left_as_they_are():
 def test_nothing_left_to_test_is_an_error():
     samples = divided("12341", ["train"] * 4 + ["test"])
     assert drop_repeats(samples, False) is samples
-    with pytest.raises(InputError, match="sdd: 0 usable normal images are left to test, at least 1 are needed"):
+    with pytest.raises(InputError, match="sdd: 0 usable normal images to test, at least 1 are needed"):
         drop_repeats(samples, True)
 
 
 @pytest.mark.parametrize("drop_duplicates", [False, True])
 @pytest.mark.parametrize(
-    ("broken", "message"), [(0, "sdd: 3 .* left to train, at least 4"), (4, "sdd: 0 .* left to test, at least 1")]
+    ("broken", "message"), [(0, "sdd: 3 .* to train, at least 4"), (4, "sdd: 0 .* to test, at least 1")]
 )
 def test_unreadable_images_count_for_neither_side(broken, message, drop_duplicates):
     samples = divided("12345", ["train"] * 4 + ["test"])
@@ -138,7 +140,7 @@ def test_unreadable_images_count_for_neither_side(broken, message, drop_duplicat
 def test_each_category_needs_its_own_normals():
     enough = divided("12345", ["train"] * 4 + ["test"]).assign(category="nut")
     few = divided("6789", ["train"] * 3 + ["test"]).assign(category="tile")
-    with pytest.raises(InputError, match="sdd tile: 3 usable normal images are left to train, at least 4 are needed"):
+    with pytest.raises(InputError, match="sdd tile: 3 usable normal images to train, at least 4 are needed"):
         drop_repeats(pd.concat([enough, few], ignore_index=True), False)
 
 
@@ -160,7 +162,7 @@ RUN = {
 def scores(values: list[float]) -> pd.DataFrame:
     samples = RUN["test_normals"] + RUN["test_anomalies"]
     table = pd.DataFrame({"sample": samples, "label": [0, 0, 0, 1, 1, 1], "score": values})
-    return table.assign(run=RUN["run"], method="MPFM")
+    return table.assign(method="MPFM", **{name: RUN[name] for name in RUN_COLUMNS})
 
 
 def test_repeats_of_training_of_known_anomalies_and_of_earlier_tests():
@@ -174,24 +176,37 @@ def test_repeats_of_training_of_known_anomalies_and_of_earlier_tests():
 def test_auc_without_repeats_is_that_of_the_other_images():
     samples = divided("123145678", ["train", "train", "anomaly"] + ["test"] * 3 + ["anomaly"] * 3)
     without = summarise_without_repeats(scores([0.0, 0.5, 0.6, 0.4, 0.7, 0.8]), pd.DataFrame([RUN]), samples)
-    assert without["left_out"].tolist() == [1]
+    assert without["excluded"].tolist() == [1]
     np.testing.assert_allclose(without["auc_mean"], 4 / 6)
-    assert list(without.columns) == [*SUMMARY, "left_out"]
+    assert list(without.columns) == WITHOUT_REPEATS
 
 
-def test_one_class_left_has_no_auc():
+def test_one_remaining_label_has_no_auc():
     samples = divided("123112456", ["train", "train", "anomaly"] + ["test"] * 3 + ["anomaly"] * 3)
     without = summarise_without_repeats(scores([0.0] * 6), pd.DataFrame([RUN]), samples)
     assert without["auc_mean"].isna().all()
-    assert without["left_out"].tolist() == [3]
+    assert without["excluded"].tolist() == [3]
+
+
+@pytest.mark.parametrize("contents", ["123112456", "111111111"])
+def test_undefined_auc_survives_its_file(contents, tmp_path):
+    """Undefined where all test normals are excluded, or all test images; its file gives back empty texts."""
+    samples = divided(contents, ["train", "train", "anomaly"] + ["test"] * 3 + ["anomaly"] * 3)
+    two = pd.concat([scores([0.0] * 6), scores([0.1] * 6).assign(method="MPFM, 0 iterations")])
+    without = summarise_without_repeats(two, pd.DataFrame([RUN]), samples)
+    without.to_csv(tmp_path / "without.csv", index=False)
+    loaded = pd.read_csv(tmp_path / "without.csv", keep_default_na=False)
+    assert set(loaded["auc_mean"]) == {""}
+    text = write_summary(without.assign(auc_mean=0.9, auc_std=0.1), loaded)
+    assert text.splitlines()[-1].split()[-3:] == ["undefined", "undefined", "1"]
 
 
 def test_without_repeats_there_is_no_second_table():
     samples = divided("123456789", ["train", "train", "anomaly"] + ["test"] * 3 + ["anomaly"] * 3)
     without = summarise_without_repeats(scores([0.0] * 6), pd.DataFrame([RUN]), samples)
     assert without.empty
-    assert list(without.columns) == [*SUMMARY, "left_out"]
-    cell = dict.fromkeys(SUMMARY, 0.5) | {"dataset": "sdd", "category": "", "method": "MPFM", "known_class": ""}
+    assert list(without.columns) == WITHOUT_REPEATS
+    cell = dict.fromkeys(SETTING_SUMMARY, 0.5) | {"dataset": "sdd", "category": "", "method": "MPFM", "known_class": ""}
     summary = pd.DataFrame([cell])
     assert write_summary(summary, without) == write_summary(summary)
-    assert "3 a run" in write_summary(summary, summary.assign(left_out=3))
+    assert "3 per run" in write_summary(summary, summary.assign(excluded=3))

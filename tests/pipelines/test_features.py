@@ -1,9 +1,13 @@
-"""Which views are computed, and that an interrupted extraction goes on where it stopped."""
+"""Which views are computed, and that an interrupted extraction resumes."""
 
 from __future__ import annotations
 
+import logging
 import shutil
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +19,12 @@ import yaml
 from PIL import Image
 from torchvision.models import get_model
 
-from mpfm_kedro.backbones.extraction import Backbone
+from mpfm_kedro.backbones import extraction
+from mpfm_kedro.backbones.extraction import Backbone, ExtractedBatch
+from mpfm_kedro.backbones.store import Features, FeatureStore, StoreFolder, StoreWriter, row_keys
 from mpfm_kedro.backbones.weights import digest
-from mpfm_kedro.io.backbone_weights import BackboneWeights
-from mpfm_kedro.io.feature_store import Features, FeatureStore, StoreWriter
-from mpfm_kedro.io.images import ImageLoader
+from mpfm_kedro.datasets.weights import BackboneWeights
+from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.parameters import FeatureParameters
 from mpfm_kedro.pipelines.features.nodes import extract_features, plan_views
 
@@ -123,7 +128,7 @@ def write(file: Path, rng: np.random.Generator) -> None:
 def plan(images: ImageLoader) -> pd.DataFrame:
     rows = []
     for file in sorted(images.folder.glob("*.png")):
-        content = images.examine(file.name)["content_hash"]
+        content = images.examine_crops(file.name, [""])[0]["content_hash"]
         for view in ("original", "cutmix-0"):
             row = {"sample_id": file.stem, "path": file.name, "crop": "", "content_hash": content, "view": view}
             rows.append(row)
@@ -177,6 +182,18 @@ def test_rows_are_those_of_the_backbone(images, weights, tmp_path):
     np.testing.assert_allclose(features.store.maps[row], expected[1][0], rtol=2e-3, atol=1e-3)
 
 
+def test_rows_are_placed_by_the_positions_of_their_batch(images, weights, tmp_path, monkeypatch):
+    expected = by_view(run(images, weights, tmp_path / "in order"))
+    extract = extraction.extract
+
+    def reverse(*arguments: Any) -> Iterator[ExtractedBatch]:
+        return reversed(list(extract(*arguments)))
+
+    monkeypatch.setattr(extraction, "extract", reverse)
+    for found, values in zip(by_view(run(images, weights, tmp_path / "reversed")), expected, strict=True):
+        np.testing.assert_array_equal(found, values)
+
+
 def test_nothing_is_computed_twice(images, weights, tmp_path, reads):
     first = run(images, weights, tmp_path / "store")
     assert len(reads) == 14
@@ -197,7 +214,7 @@ def test_equal_images_share_their_rows(images, weights, tmp_path, reads):
 
 
 @pytest.mark.parametrize("moment", ["between batches", "before the keys"])
-def test_interrupted_extraction_goes_on(moment, images, weights, tmp_path, reads, monkeypatch):
+def test_interrupted_extraction_resumes(moment, images, weights, tmp_path, reads, monkeypatch):
     undisturbed = run(images, weights, tmp_path / "undisturbed")
     reads.clear()
     append, batches = StoreWriter.append, []
@@ -213,8 +230,8 @@ def test_interrupted_extraction_goes_on(moment, images, weights, tmp_path, reads
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(StoreWriter, "append", interrupt)
         run(images, weights, tmp_path / "store")
-    (folder,) = (tmp_path / "store").iterdir()
-    assert (folder / "keys.txt").read_text().count("\n") == 6
+    (keys,) = (tmp_path / "store").glob("*/keys.txt")
+    assert keys.read_text().count("\n") == 6
     reads.clear()
     resumed = run(images, weights, tmp_path / "store")
     assert len(reads) == 14 - 6
@@ -232,6 +249,7 @@ def test_another_backbone_size_or_image_is_never_mistaken(images, weights, tmp_p
         {"layers": ["features.4"]},
         {"map_layers": ["features.3"]},
         {"statistics": ["max", "std"]},
+        {"precision": "bf16"},
     ):
         reads.clear()
         other = run(images, **({"weights": weights, "root": tmp_path / "store"} | changes))
@@ -255,3 +273,64 @@ def test_too_little_disk_is_said_before_any_image_is_decoded(images, weights, tm
     with pytest.raises(Exception, match="GB are free"):
         run(images, weights, tmp_path / "store")
     assert reads == []
+
+
+def extract_in_another_process(images: ImageLoader, root: Path, log: Path, ready: Callable[[], object] | None) -> None:
+    """Compute all features; with ``ready`` call it once the missing ones are known and before the store is locked."""
+    logging.basicConfig(filename=log, level=logging.INFO, format="%(message)s")
+    writing = StoreFolder.writing
+    if ready is not None:
+        StoreFolder.writing = lambda self: (ready(), writing(self))[1]  # type: ignore[method-assign]
+    run(images, squeezenet(0), root)
+
+
+def assert_whole(root: Path, expected: Features) -> None:
+    """Every row is there once, with the numbers of its own view."""
+    store = FeatureStore(root).open(expected.store.spec)
+    assert sorted(store.keys()) == sorted(expected.store.keys())
+    found = Features.locate(expected.index, store)
+    for values, others in zip(by_view(found), by_view(expected), strict=True):
+        np.testing.assert_allclose(values, others, rtol=1e-4, atol=1e-3)
+
+
+def test_second_process_waits_and_computes_what_is_still_missing(images, weights, tmp_path):
+    expected = run(images, weights, tmp_path / "alone")
+    store, log = FeatureStore(tmp_path / "store").open(expected.store.spec), tmp_path / "log"
+    arguments = (images, tmp_path / "store", log, None)
+    process = get_context("spawn").Process(target=extract_in_another_process, args=arguments)
+    with store.writing() as writer:
+        process.start()
+        deadline = time.monotonic() + 120
+        while not (log.is_file() and "Waiting" in log.read_text()):
+            assert process.is_alive() and time.monotonic() < deadline
+            time.sleep(0.05)
+        some = expected.index[:6]
+        rows = some["row"].to_numpy()
+        writer.append(row_keys(some).tolist(), expected.store.pooled[rows], expected.store.maps[rows])
+    process.join(120)
+    assert process.exitcode == 0
+    lines = log.read_text().splitlines()
+    assert [str(store.folder) in line for line in lines if "Waiting" in line] == [True]
+    assert any("8 of 14 views are new" in line for line in lines)
+    assert_whole(tmp_path / "store", expected)
+
+
+def test_two_processes_at_once_neither_lose_nor_double_a_row(images, weights, tmp_path):
+    expected = run(images, weights, tmp_path / "alone")
+    context = get_context("spawn")
+    ready = context.Barrier(2, timeout=120).wait  # both find everything missing, then one after the other locks
+    processes = [
+        context.Process(target=extract_in_another_process, args=(images, tmp_path / "store", tmp_path / name, ready))
+        for name in ("first", "second")
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
+    assert_whole(tmp_path / "store", expected)
+    lines = [line for name in ("first", "second") for line in (tmp_path / name).read_text().splitlines()]
+    assert sorted(line.split(" views")[0] for line in lines if "are new" in line) == [
+        "Features: 0 of 14",
+        "Features: 14 of 14",
+    ]

@@ -18,11 +18,11 @@ from PIL import Image
 from sklearn.model_selection import train_test_split
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.io.images import ImageLoader
+from mpfm_kedro.experiments.protocol import make_general_runs, make_hard_runs
+from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.parameters import FeatureParameters, IngestionParameters
 from mpfm_kedro.pipelines.features.nodes import plan_views
 from mpfm_kedro.pipelines.ingestion.nodes import check_images, list_samples, refuse_wrong_split, split_normals
-from mpfm_kedro.pipelines.runs.nodes import make_general_runs, make_hard_runs
 from mpfm_kedro.sources import get_source
 from mpfm_kedro.sources.samples import sample, sample_table
 
@@ -95,7 +95,7 @@ def test_counts_that_are_not_the_published_ones_are_named(tmp_path, loader):
         assert part in str(raised.value)
 
 
-def test_partial_copy_is_taken_when_allowed(tmp_path, loader, caplog):
+def test_partial_copy_is_used_when_allowed(tmp_path, loader, caplog):
     images = loader("elpv", small_elpv(tmp_path / "elpv"))
     with caplog.at_level(logging.WARNING):
         assert len(list_samples(images, "all", PARTIAL)) == 5
@@ -174,7 +174,7 @@ def test_too_many_unreadable_images_are_an_error(own):
 def test_no_readable_image_is_an_error_whatever_is_allowed(own):
     for file in own.folder.glob("*/*.png"):
         file.write_bytes(b"")
-    with pytest.raises(InputError, match="No readable image is left") as raised:
+    with pytest.raises(InputError, match="There is no readable image in") as raised:
         ingest(own, STRICT.model_copy(update={"max_unreadable_share": 1.0}))
     assert str(own.folder) in str(raised.value)
 
@@ -186,15 +186,15 @@ def test_converted_modes_are_reported(own, caplog):
     draw(own.folder / "dent" / "01.png", "L")
     with caplog.at_level(logging.WARNING):
         ingest(own, STRICT)
-    assert "2 images of mode RGBA are converted to RGB, for example good/01.png" in caplog.text
-    assert "1 images of mode 1 are converted to RGB, for example dent/00.png" in caplog.text
-    assert "mode L" not in caplog.text
+    assert "2 images of pixel format RGBA are converted to RGB, for example good/01.png" in caplog.text
+    assert "1 images of pixel format 1 are converted to RGB, for example dent/00.png" in caplog.text
+    assert "pixel format L" not in caplog.text
 
 
 def checked(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
     """Listed samples as if all images were readable and different."""
     table = sample_table(rows)
-    plain = {"width": 6, "height": 4, "mode": "RGB", "problem": "", "dhash": ""}
+    plain = {"width": 6, "height": 4, "pixel_format": "RGB", "problem": "", "dhash": ""}
     return table.assign(**plain, content_hash="hash of " + table["sample_id"])
 
 
@@ -266,7 +266,7 @@ def test_wrong_split_is_refused(change, message):
 
 
 def test_catalog_refuses_a_wrong_split_on_disk(tmp_path):
-    entry = {"type": "mpfm_kedro.io.atomic.AtomicParquetDataset", "filepath": str(tmp_path / "samples.parquet")}
+    entry = {"type": "mpfm_kedro.datasets.files.AtomicParquetDataset", "filepath": str(tmp_path / "samples.parquet")}
     wrong(move_one).to_parquet(tmp_path / "samples.parquet")
     validator = f"{refuse_wrong_split.__module__}.{refuse_wrong_split.__name__}"
     catalog = DataCatalog.from_config({"samples": {**entry, "validator": validator}})

@@ -9,9 +9,10 @@ import pytest
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.sources import SOURCES, get_source
+from mpfm_kedro.sources.fetching import fetch
 from mpfm_kedro.sources.samples import IMAGE_SUFFIXES, LISTED
 
-NAMES = sorted(set(SOURCES) - {"made"})  # its images are drawn, it has no layout of its own to check
+NAMES = sorted(set(SOURCES) - {"synthetic"})  # its images are drawn, it has no layout of its own to check
 
 
 def test_names_and_nearest_name():
@@ -26,11 +27,18 @@ def test_names_and_nearest_name():
         "brainmri",
         "headct",
         "folder",
-        "made",
+        "synthetic",
     }
     assert set(SOURCES) == expected
     with pytest.raises(InputError, match="Did you mean 'mastcam'"):
         get_source("mastcan")
+
+
+def test_former_name_still_works_with_a_notice(tmp_path, caplog):
+    assert get_source("made") is SOURCES["synthetic"]
+    assert "Dataset 'made' is now called 'synthetic'" in caplog.text
+    assert fetch("made", tmp_path) == tmp_path / "synthetic"
+    assert [path.name for path in tmp_path.iterdir()] == ["synthetic"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,1 +1,1 @@
-"""Frozen backbones: verified weights, construction, views, extraction."""
+"""Frozen backbones: verified weights, extraction, the feature store and its rows."""

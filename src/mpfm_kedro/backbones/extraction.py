@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,12 +15,13 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.models import get_model
 from torchvision.models.feature_extraction import create_feature_extractor
 
-from mpfm_kedro.backbones.views import apply_view
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.io.images import ImageLoader
+from mpfm_kedro.images.views import apply_view
+from mpfm_kedro.parameters import FeatureParameters
 
-MEAN = torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1) * 255
-STD = torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1) * 255
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels in 0..1
+BATCH_BYTES = 512 << 20  # of the largest map of a batch, in fp32: 32 images of 448 pixels in a ResNet
+PROBE = 128  # pixels
 STATISTICS = {
     "mean": lambda maps: maps.mean((2, 3)),
     "max": lambda maps: maps.amax((2, 3)),
@@ -28,7 +30,7 @@ STATISTICS = {
 
 
 class Backbone(nn.Module):
-    """A torchvision classifier up to the layers that are read, frozen and in eval mode.
+    """A torchvision classifier up to the layers whose maps are used, frozen and in eval mode.
 
     Args:
         name: of the classifier.
@@ -39,6 +41,9 @@ class Backbone(nn.Module):
             and layer3 of a ResNet), where small defects show.
     """
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(
         self, name: str, weights: Mapping[str, Tensor], layers: Sequence[str], map_layers: Sequence[str]
     ) -> None:
@@ -47,9 +52,10 @@ class Backbone(nn.Module):
         network.load_state_dict(weights)
         network.requires_grad_(False)
         try:
-            sides = _map_layers(network)
+            shapes = _map_shapes(network)
         except (AssertionError, RuntimeError) as error:  # a transformer for one image size, for example
             raise InputError(f"Backbone '{name}' cannot be used, it has no maps of any size: {error}") from error
+        sides = {name: side for name, (_, side) in shapes.items()}
         by_resolution = [name for _, name in sorted((side, name) for name, side in _last_of_each(sides).items())]
         self.layers = tuple(by_resolution[1::-1]) if list(layers) == ["auto"] else tuple(layers)
         self.map_layers = tuple(by_resolution[2:0:-1]) if list(map_layers) == ["auto"] else tuple(map_layers)
@@ -59,12 +65,14 @@ class Backbone(nn.Module):
             known = ", ".join(layer for layer in sides if layer.count(".") < 2)
             raise InputError(f"Backbone '{name}' has no feature map {unknown or list(layers)}; it has: {known}")
         self.network = create_feature_extractor(network, {layer: layer for layer in wanted}).eval()
+        self._bytes_per_pixel = 4 * max(channels * side**2 for channels, side in shapes.values()) / PROBE**2
+        for buffer, values in (("mean", MEAN), ("std", STD)):
+            self.register_buffer(buffer, torch.tensor(values).view(1, 3, 1, 1) * 255, persistent=False)
         self.to(memory_format=torch.channels_last)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Images (B, 3, S, S) of bytes → a map (B, C, H', W') of each layer."""
-        mean, std = MEAN.to(images.device), STD.to(images.device)
-        normalised = (images.float() - mean) / std
+        normalised = (images.float() - self.mean) / self.std
         return self.network(normalised.contiguous(memory_format=torch.channels_last))
 
     def features(self, images: Tensor, statistics: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -73,31 +81,36 @@ class Backbone(nn.Module):
 
     def gather(self, maps: Mapping[str, Tensor], statistics: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Z and F from the maps of the layers."""
+        maps = {layer: values.float() for layer, values in maps.items()}
         pooled = [STATISTICS[name](maps[layer]) for layer in self.layers for name in statistics]
         height, width = maps[self.map_layers[-1]].shape[2:]
         finest = [nn.functional.adaptive_avg_pool2d(maps[layer], (height, width)) for layer in self.map_layers]
-        return torch.cat(pooled, dim=1).float(), torch.cat(finest, dim=1).half()
+        return torch.cat(pooled, dim=1), torch.cat(finest, dim=1).half()
+
+    def largest_map_bytes(self, image_size: int) -> int:
+        """Bytes of the largest map that the network makes of one image, in fp32."""
+        return math.ceil(self._bytes_per_pixel * image_size**2)
 
 
-def _map_layers(network: nn.Module) -> dict[str, int]:
-    """Modules whose output is a map, in order of execution, with the side of that map for a 128-pixel image."""
-    sides: dict[str, int] = {}
+def _map_shapes(network: nn.Module) -> dict[str, tuple[int, int]]:
+    """Modules whose output is a map, in order of execution, with its channels and side for an image of PROBE pixels."""
+    shapes: dict[str, tuple[int, int]] = {}
     hooks = []
     for name, module in network.named_modules():
 
         def remember(_: nn.Module, __: object, output: object, name: str = name) -> None:
             if name and isinstance(output, Tensor) and output.ndim == 4 and output.shape[2] == output.shape[3] > 1:
-                sides.pop(name, None)
-                sides[name] = output.shape[-1]
+                shapes.pop(name, None)
+                shapes[name] = output.shape[1], output.shape[3]
 
         hooks.append(module.register_forward_hook(remember))
     try:
         with torch.inference_mode():
-            network(torch.zeros(1, 3, 128, 128))
+            network(torch.zeros(1, 3, PROBE, PROBE))
     finally:
         for hook in hooks:
             hook.remove()
-    return sides
+    return shapes
 
 
 def _last_of_each(sides: Mapping[str, int]) -> dict[str, int]:
@@ -111,37 +124,67 @@ def _last_of_each(sides: Mapping[str, int]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class ViewImages(Dataset):
-    """Decoded, turned and resized images of a table of views (path, crop, view, content_hash)."""
+    """Decoded, augmented and resized images of a table of views (path, crop, view, content_hash).
+
+    ``read(path, crop)`` gives an image or crop as RGB.
+    """
 
     views: pd.DataFrame
-    images: ImageLoader
+    read: Callable[[str, str], Image.Image]
     image_size: int
 
     def __len__(self) -> int:
         return len(self.views)
 
-    def __getitem__(self, i: int) -> Tensor:
-        row = self.views.iloc[i]
-        image = apply_view(self.images.read(row["path"], row["crop"]), row["view"], row["content_hash"])
+    def __getitem__(self, i: int) -> tuple[int, Tensor]:
+        """The position in the table and the image (3, S, S) of bytes."""
+        path, crop, view, content_hash = self.views[["path", "crop", "view", "content_hash"]].iloc[i]
+        image = apply_view(self.read(path, crop), view, content_hash, crop)
         image = image.resize((self.image_size, self.image_size), Image.Resampling.BILINEAR)
-        return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        return i, torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+@dataclass(frozen=True)
+class ExtractedBatch:
+    """Features of some images, on the CPU.
+
+    Args:
+        positions: where the images are in the dataset (B,).
+        pooled: statistics z (B, d), fp32.
+        maps: F (B, C, H', W'), fp16.
+    """
+
+    positions: Tensor
+    pooled: Tensor
+    maps: Tensor
+
+
+def images_per_batch(backbone: Backbone, image_size: int, batch_size: int) -> int:
+    """At most ``batch_size``, and no more than keep the largest map of a batch within ``BATCH_BYTES``."""
+    return max(1, min(batch_size, BATCH_BYTES // backbone.largest_map_bytes(image_size)))
 
 
 def extract(
-    backbone: Backbone,
-    dataset: ViewImages,
-    statistics: Sequence[str],
-    device: torch.device,
-    batch_size: int,
-    workers: int,
-    compiled: bool = False,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pooled statistics (B, d) and maps F (B, C, H', W') of the backbone, batch by batch."""
+    backbone: Backbone, dataset: ViewImages, parameters: FeatureParameters, device: torch.device
+) -> Iterator[ExtractedBatch]:
+    """Pooled statistics and maps of the backbone, batch by batch."""
     network: nn.Module = backbone.to(device)
-    if compiled:
+    if parameters.compile:
         network = torch.compile(network, options={"freezing": True})  # type: ignore[assignment]
-    loader = DataLoader(dataset, batch_size=batch_size, num_workers=workers, prefetch_factor=4 if workers else None)
-    with torch.inference_mode():
-        for batch in loader:
-            pooled, maps = backbone.gather(network(batch.to(device)), statistics)
-            yield pooled.cpu(), maps.cpu()
+    loader = DataLoader(
+        dataset,
+        batch_size=images_per_batch(backbone, dataset.image_size, parameters.batch_size),
+        num_workers=parameters.workers,
+        prefetch_factor=4 if parameters.workers else None,
+        pin_memory=device.type == "cuda",
+    )
+    for positions, images in loader:
+        with torch.inference_mode(), autocast(device, parameters.precision):
+            maps = network(images.to(device, non_blocking=True))
+            pooled, finest = backbone.gather(maps, parameters.statistics)
+        yield ExtractedBatch(positions, pooled.cpu(), finest.cpu())
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """The context in which the network computes; statistics are always fp32."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")

@@ -1,6 +1,7 @@
-"""Backbone weights: from the first origin that has them, checked by digest, kept as safetensors.
+"""Backbone weights: from the first origin that has them, verified by digest, cached as safetensors.
 
-A file the user names goes before a kept copy, and that before the origins. Whatever the origin, the digest decides.
+A file that the user names takes precedence over a cached copy, and that over the origins. Whatever the origin, the
+digest decides.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """The sha256 over name and bytes of each tensor, in the order of the names.
 
-    ``num_batches_tracked`` is left out: it plays no part in inference, and some files lack it.
+    ``num_batches_tracked`` is excluded: inference does not use it, and some files lack it.
     """
     sha = hashlib.sha256()
     for name in sorted(tensors):
@@ -46,10 +47,10 @@ def obtain_weights(
 
     Args:
         name: A classifier of ``torchvision.models``.
-        folder: Where verified copies are kept, as ``<name>.safetensors``.
-        weights_file: A state dict (.pth, .pt or .safetensors) that goes before every other origin. It may
-            hold other weights on purpose; then it is used, and not kept in ``folder``.
-        origins: Where to look when there is neither a file nor a kept copy.
+        folder: Where verified copies are cached, as ``<name>.safetensors``.
+        weights_file: A state dict (.pth, .pt or .safetensors) that takes precedence over every other origin.
+            It may hold other weights on purpose; then it is used, and not cached in ``folder``.
+        origins: Where to look when there is neither a file nor a cached copy.
 
     Raises:
         InputError: The name is unknown, the file does not fit the network, no origin has the weights, their
@@ -58,8 +59,8 @@ def obtain_weights(
     _check_name(name)
     if weights_file is not None:
         return _use_file(name, folder, weights_file)
-    kept = _read_kept(name, folder)
-    return kept if kept is not None else _obtain_anew(name, folder, ORIGINS if origins is None else origins)
+    cached = _read_cached(name, folder)
+    return cached if cached is not None else _obtain(name, folder, ORIGINS if origins is None else origins)
 
 
 def _check_name(name: str) -> None:
@@ -76,13 +77,13 @@ def _use_file(name: str, folder: Path, file: Path) -> dict[str, Tensor]:
     found = digest(tensors)
     if name not in KNOWN or found != KNOWN[name].digest:
         logger.info("%s: digest %s is not the known one of %s; used as your own weights", file, found, name)
-    elif _read_kept(name, folder) is None:
+    elif _read_cached(name, folder) is None:
         with _scratch(name, folder) as scratch:
-            _keep(name, folder, Obtained(tensors, str(file)), scratch)
+            _cache(name, folder, Obtained(tensors, str(file)), scratch)
     return tensors
 
 
-def _obtain_anew(name: str, folder: Path, origins: Sequence[Origin]) -> dict[str, Tensor]:
+def _obtain(name: str, folder: Path, origins: Sequence[Origin]) -> dict[str, Tensor]:
     answers = ["a file of yours: none is named"]
     with _scratch(name, folder) as scratch:
         for origin in origins:
@@ -95,7 +96,7 @@ def _obtain_anew(name: str, folder: Path, origins: Sequence[Origin]) -> dict[str
                 continue
             _check_digest(name, obtained)
             check_fit(name, obtained.tensors, obtained.source)
-            _keep(name, folder, obtained, scratch)
+            _cache(name, folder, obtained, scratch)
             return obtained.tensors
     tried = "".join(f"\n  {number}. {answer}" for number, answer in enumerate(answers, 1))
     raise InputError(
@@ -145,15 +146,15 @@ def _scratch(name: str, folder: Path) -> Iterator[Path]:
         raise InputError(f"Cannot write weights to {folder}: {error.strerror or error}") from error
 
 
-def _keep(name: str, folder: Path, obtained: Obtained, scratch: Path) -> None:
+def _cache(name: str, folder: Path, obtained: Obtained, scratch: Path) -> None:
     metadata = {"name": name, "digest": digest(obtained.tensors), "origin": obtained.source}
     partial = scratch / f"{name}.safetensors"
     partial.write_bytes(save(obtained.tensors, metadata))
-    kept = partial.replace(folder / partial.name)
-    logger.info("Weights of %s from %s kept as %s", name, obtained.source, kept)
+    cached = partial.replace(folder / partial.name)
+    logger.info("Weights of %s from %s cached as %s", name, obtained.source, cached)
 
 
-def _read_kept(name: str, folder: Path) -> dict[str, Tensor] | None:
+def _read_cached(name: str, folder: Path) -> dict[str, Tensor] | None:
     path = folder / f"{name}.safetensors"
     try:
         with safe_open(path, framework="pt") as file:
@@ -162,10 +163,10 @@ def _read_kept(name: str, folder: Path) -> dict[str, Tensor] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, SafetensorError) as error:
-        logger.warning("The kept copy %s cannot be read (%s) and is obtained anew", path, error)
+        logger.warning("The cached copy %s cannot be read (%s) and is obtained again", path, error)
         return None
     found, expected = digest(tensors), KNOWN[name].digest if name in KNOWN else metadata.get("digest")
     if found == expected:
         return tensors
-    logger.warning("The kept copy %s has digest %s instead of %s and is obtained anew", path, found, expected)
+    logger.warning("The cached copy %s has digest %s instead of %s and is obtained again", path, found, expected)
     return None

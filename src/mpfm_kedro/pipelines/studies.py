@@ -1,4 +1,4 @@
-"""A study: trials of many variants on the shared features, and what is made of their scores."""
+"""A study: the way from raw images to a report that all experiments share."""
 
 from __future__ import annotations
 
@@ -10,37 +10,51 @@ import pandas as pd
 from kedro.pipeline import Pipeline, node
 from kedro.pipeline.node import Node
 
-from mpfm_kedro.io.feature_store import Features
-from mpfm_kedro.pipelines import features, ingestion, trials
-from mpfm_kedro.pipelines.comparison.measures import measure_trials, summarise_trials
-from mpfm_kedro.pipelines.reporting.history import keep
-from mpfm_kedro.pipelines.settings import SHARED
+from mpfm_kedro.backbones.store import Features
+from mpfm_kedro.experiments.protocol import make_study_runs
+from mpfm_kedro.experiments.specifications import setting_specifications
+from mpfm_kedro.pipelines import audit, evaluation, features, ingestion, prototypes, reporting, runs, scoring, training
+from mpfm_kedro.pipelines.reporting.pipeline import keep
 from mpfm_kedro.provenance import code_revision
+
+SHARED = {"samples", "features", "model_cache"}
+MPFM = ["params:prototypes", "params:repairs", "params:training"]
+SEEDS = ["params:n_seeds", "params:first_seed", "params:ingestion.group_split"]
+
+
+def create_setting(setting: str, make_runs: Node) -> Pipeline:
+    """A setting (general or hard): a study with MPFM and MPFM at 0 iterations."""
+    specifications = node(setting_specifications, MPFM, "specifications", name="list_specifications")
+    own = [evaluation.create_pipeline(of_setting=True), reporting.create_pipeline()]
+    return _compose(setting, runs.create_pipeline(make_runs, specifications), own)
 
 
 def create_study(
-    name: str, list_variants: Node, tables: list[Node], n_anomalies: str = "params:n_anomalies"
+    name: str, list_specifications: Node, report: list[Node], n_anomalies: str = "params:n_anomalies"
 ) -> Pipeline:
-    """The whole way from raw images to the tables of one study.
+    """A study of both settings.
 
     Args:
         name: of the study.
-        list_variants: the node that lists its variants.
-        tables: the nodes that make its tables of summary and scores.
+        list_specifications: the node that lists its specifications.
+        report: the nodes that make its tables and figures of summary and scores.
         n_anomalies: the parameter that holds M.
     """
+    make = node(make_study_runs, ["samples", "params:known_class", n_anomalies, *SEEDS], "runs", name="make_study_runs")
     of_study = update_wrapper(partial(describe_origin, name), describe_origin)
-    measured = [
-        node(measure_trials, ["scores", "costs"], "run_metrics", name="measure_trials"),
-        node(summarise_trials, "run_metrics", "summary", name="summarise_trials"),
-        node(of_study, ["parameters", "runs", "features"], "origin", name="describe_origin"),
-        node(keep, "table", "tidy_table", name="write_table"),
-    ]
-    own = Pipeline([*measured, *tables], namespace="tables", prefix_datasets_with_namespace=False)
-    together = trials.create_pipeline(list_variants=list_variants, n_anomalies=n_anomalies) + own
+    origin = node(of_study, ["parameters", "runs", "features"], "origin", name="describe_origin")
+    written = node(keep, "table", "table_csv", name="write_table")
+    own = [evaluation.create_pipeline(), reporting.create_pipeline([origin, *report, written])]
+    return _compose(name, runs.create_pipeline(make, list_specifications), own)
+
+
+def _compose(name: str, planned: Pipeline, own: list[Pipeline]) -> Pipeline:
+    """The stages in order; those before the runs are shared by all studies."""
+    fitted = [prototypes.create_pipeline(), training.create_pipeline(), scoring.create_pipeline()]
+    together = sum([*fitted, *own], planned)
     parameters = {item for item in together.inputs() if item.startswith("param")}
     study = Pipeline(together, inputs=SHARED, parameters=parameters, namespace=name)
-    return ingestion.create_pipeline() + features.create_pipeline() + study
+    return ingestion.create_pipeline() + audit.create_pipeline() + features.create_pipeline() + study
 
 
 def describe_origin(study: str, parameters: dict[str, Any], runs: pd.DataFrame, features: Features) -> str:
@@ -49,6 +63,6 @@ def describe_origin(study: str, parameters: dict[str, Any], runs: pd.DataFrame, 
     values = ", ".join(f"{name}={parameters[name]}" for name in named)
     numbers = ", ".join(str(number) for number in sorted(runs["n_anomalies"].unique(), reverse=True))
     return (
-        f"Made by `kedro run --pipeline={study}` on {date.today().isoformat()}, revision {code_revision()}, "
+        f"Made by `kedro run --pipelines={study}` on {date.today().isoformat()}, revision {code_revision()}, "
         f"with {values}, image_size={features.store.spec.image_size}, M = {numbers}; the backbone is frozen."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.sources import (
@@ -12,22 +13,27 @@ from mpfm_kedro.sources import (
     folder,
     headct,
     hyper_kvasir,
-    made,
     mastcam,
     mvtec_ad,
     optical,
     sdd,
+    synthetic,
 )
 from mpfm_kedro.sources.source import Source
 
+logger = logging.getLogger(__name__)
 SOURCES = {
     module.SOURCE.name: module.SOURCE
-    for module in (mvtec_ad, optical, sdd, aitex, elpv, mastcam, hyper_kvasir, brainmri, headct, folder, made)
+    for module in (mvtec_ad, optical, sdd, aitex, elpv, mastcam, hyper_kvasir, brainmri, headct, folder, synthetic)
 }
+FORMER_NAMES = {"made": "synthetic"}
 
 
 def get_source(name: str) -> Source:
-    """The source called ``name``; an unknown name is an error with the nearest one."""
+    """The source called ``name``; a former name still works, an unknown one is an error with the nearest name."""
+    if name in FORMER_NAMES:
+        logger.warning("Dataset '%s' is now called '%s'", name, FORMER_NAMES[name])
+        name = FORMER_NAMES[name]
     if name not in SOURCES:
         near = difflib.get_close_matches(name, SOURCES, n=1)
         hint = f" Did you mean '{near[0]}'?" if near else ""

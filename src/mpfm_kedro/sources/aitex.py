@@ -3,7 +3,7 @@
 ``NODefect_images/<fabric>/*.png`` give the normals. ``Defect_images/<n>_<code>_<fabric>.png`` with their
 ``Mask_images/<name>_mask.png`` give the anomalies: the patches with a marked pixel, of the class of the code.
 The clean patches of defective images are dropped. Two images have two masks each, which are merged; the
-published 183 anomalies leave these images out, hence 185 here.
+published 183 anomalies exclude these images, hence 185 here.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _normal_rows(folder: Path) -> Iterator[dict[str, Any]]:
     if not fabrics:
         raise InputError(f"{TITLE}: {parent} should hold one folder for each fabric, and holds none")
     for image in (image for fabric in fabrics for image in required_images(fabric, TITLE)):
-        # A broken file keeps its places in the split; ingestion leaves it out.
+        # A broken file keeps its rows in the split; ingestion excludes it.
         width, height = image_size(image) or PUBLISHED_SIZE
         _check_height(image, height)
         path = image.relative_to(folder).as_posix()
@@ -85,7 +85,7 @@ def _defect_rows(folder: Path) -> Iterator[dict[str, Any]]:
         if name in masks:
             yield from _marked_rows(folder, image, masks[name])
         elif name == WITHOUT_MASK:
-            logger.warning("%s: %s was published without a mask and is left out", TITLE, image)
+            logger.warning("%s: %s was published without a mask and is skipped", TITLE, image)
         else:
             raise InputError(f"{TITLE}: {image} has no mask {name}_mask.png in Mask_images")
 

@@ -32,7 +32,7 @@ def list_samples(folder: Path) -> pd.DataFrame:
     """Both classes."""
     for other in subfolders(folder):
         if all((other / name).is_dir() for name in CLASSES):
-            logger.warning("%s: %s repeats the images beside it and is passed over", TITLE, other)
+            logger.warning("%s: %s repeats the images beside it and is skipped", TITLE, other)
         elif other.name not in CLASSES:
             raise InputError(f"{TITLE}: unknown folder {other}; expected are no and yes")
     return sample_table(_rows(folder))

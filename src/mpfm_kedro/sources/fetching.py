@@ -11,12 +11,13 @@ from mpfm_kedro.sources import get_source
 
 
 def fetch(name: str, root: Path) -> Path:
-    """The folder ``<root>/<name>`` with the images: left as it is, drawn, or copied from the package that brings them.
+    """The folder ``<root>/<name>`` with the images: kept as it is, drawn, or copied from the package that ships them.
 
     Raises:
         InputError: The images are nowhere, are not in that folder, or it cannot be written.
     """
-    found, folder = get_source(name).locate(root), root / name
+    source = get_source(name)
+    found, folder = source.locate(root), root / source.name
     if folder.is_dir():
         return folder
     if found == root:

@@ -3,8 +3,8 @@
     train/good, test/good, test/<defect>, and masks, if any, in ground_truth/<defect>/<name>_mask.png
     good, <defect>, and masks, if any, likewise
 
-The first brings its split, unless there is no ``test/good``. No folder of defects at all is fine: then there
-is nothing to learn from but normals.
+The first has its own split, unless there is no ``test/good``. Folders of defects may be missing: then there are
+only normals to learn from.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _normal_rows(folder: Path, images: Path, split: str) -> Iterator[dict[str, A
 
 def _defect_rows(folder: Path, parent: Path) -> Iterator[dict[str, Any]]:
     if loose := image_files(parent):
-        logger.warning("%s: %d images in no class folder are left out, e.g. %s", TITLE, len(loose), loose[0])
+        logger.warning("%s: %d images in no class folder are skipped, e.g. %s", TITLE, len(loose), loose[0])
     for images in subfolders(parent):
         if images.name in ("good", "ground_truth"):
             continue

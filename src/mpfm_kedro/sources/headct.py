@@ -41,7 +41,7 @@ def _rows(folder: Path) -> Iterator[dict[str, Any]]:
         path = images[name].relative_to(folder).as_posix()
         yield sample("headct", path, label, "hemorrhage" if label else "")
     for name in sorted(set(images) - set(labels)):
-        logger.warning("%s: %s has no line in labels.csv and is left out", TITLE, images[name])
+        logger.warning("%s: %s has no line in labels.csv and is skipped", TITLE, images[name])
 
 
 def read_labels(file: Path) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Folders of a download: what may wrap them, what must be in them, what must not."""
+"""Folders of a download: what may wrap them, and what must and must not be in them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The visible folders directly in a folder, sorted; what archivers leave behind is passed over."""
+    """The visible folders directly in a folder, sorted; what archivers leave behind is skipped."""
     return sorted(
         entry
         for entry in folder.iterdir()
@@ -64,7 +64,7 @@ def required_images(folder: Path, title: str) -> list[Path]:
 
 
 def refuse_others(folder: Path, allowed: Collection[str], title: str) -> None:
-    """Raise for an unknown folder: walked, it would be one more class; passed over, its images were lost."""
+    """Raise for an unknown folder: walked, it would be one more class; skipped, its images would be missing."""
     for other in subfolders(folder):
         if other.name not in allowed:
             raise InputError(f"{title}: unknown folder {other}; expected are {', '.join(sorted(allowed))}")
@@ -79,5 +79,5 @@ def class_folders(folder: Path, classes: Collection[str], title: str) -> dict[st
     refuse_others(folder, classes, title)
     there = {path.name: required_folder(path, title) for path in subfolders(folder)}
     for name in sorted(set(classes) - set(there)):
-        logger.warning("%s: the folder %s is missing; its class is left out", title, folder / name)
+        logger.warning("%s: the folder %s is missing; its class is skipped", title, folder / name)
     return there

@@ -16,7 +16,7 @@ UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
 def image_size(file: Path) -> tuple[int, int] | None:
-    """Width and height from the header; None for a broken file, which ingestion names and leaves out."""
+    """Width and height from the header; None for a broken file, which ingestion names and excludes."""
     try:
         with Image.open(file) as image:
             return image.size

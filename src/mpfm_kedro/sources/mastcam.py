@@ -1,7 +1,7 @@
 """Mastcam: multispectral images of Mars, ``.npy`` arrays of 64×64×6; the first three channels are used.
 
 ``train_typical`` and ``test_typical`` are the normals with their own split, each folder of ``test_novel`` is
-a class of anomalies. ``test_novel/all`` repeats these classes and is passed over, ``validation_typical`` is
+a class of anomalies. ``test_novel/all`` repeats these classes and is skipped, ``validation_typical`` is
 not used. A frame that carries two labels is in two classes: its name is its group.
 """
 

@@ -1,12 +1,14 @@
-"""The sample table: one row an image or crop.
+"""The sample table: one row per image or crop.
 
 Columns as a source lists them (``LISTED``):
     dataset, category, sample_id, path (below the source's folder), crop ("left,upper,right,lower" or ""),
-    mask_path ("" without one, several joined with "|"), label (0 normal, 1 anomaly),
+    mask_path (where the defect is, for pixel metrics: below the source's folder, "" without one, several joined
+    with "|"; checked to exist and to have the size of the image, and not yet read by any stage),
+    label (0 normal, 1 anomaly),
     defect_class ("" for normals), split (train | test for normals of a source with its own split, "" where it
     is made here), group (the physical item: samples of one group are not independent).
-Ingestion adds ``CHECKED``: content_hash, width, height, mode, problem ("" for a usable image) and dhash
-(perceptual hash of the crop; "" where nothing can be told from it: one colour only, or unreadable).
+Ingestion adds ``CHECKED``: content_hash, width, height, pixel_format, problem ("" for a usable image) and dhash
+(perceptual hash of the crop; "" for an image of one colour, or an unreadable one).
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ LISTED = [
     "split",
     "group",
 ]
-CHECKED = ["content_hash", "width", "height", "mode", "problem", "dhash"]
+CHECKED = ["content_hash", "width", "height", "pixel_format", "problem", "dhash"]
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".npy"}
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a dataset before anything is learned from it: repeats, leaks, unreadable files, imbalance."""
+"""Problems of a dataset, before anything is learned from it: repeats, leaks, unreadable files, imbalance."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from mpfm_kedro.pipelines.audit.near import near_sets
-from mpfm_kedro.pipelines.ingestion.repeats import DROPPED, content, unreadable
+from mpfm_kedro.images.near import near_sets
+from mpfm_kedro.sources.repeats import DROPPED, content, unreadable
 
 logger = logging.getLogger(__name__)
 REPEATED = ["set", "kind", "category", "split", "label", "defect_class", "sample_id", "path", "crop", "group"]
@@ -18,10 +18,10 @@ SPLITS = ["train", "test", "anomaly"]
 
 
 def find_repeats(samples: pd.DataFrame) -> pd.DataFrame:
-    """Sets of samples that show exactly or nearly the same, one row a member.
+    """Sets of samples that show exactly or nearly the same, one row per member.
 
     Exact: the same file content and crop. Near: perceptual hashes that differ in few bits; such a set has at least
-    two contents, and lists the exact copies of its members too. Images of one colour are left to the audit table.
+    two contents, and lists the exact copies of its members. Images of one colour are counted in the audit table.
     """
     seen = samples[~unreadable(samples)].sort_values("sample_id")
     shown = content(seen)
@@ -50,7 +50,7 @@ def _numbers(repeated: pd.DataFrame) -> pd.Series:
 
 
 def audit_samples(samples: pd.DataFrame, repeated_images: pd.DataFrame) -> pd.DataFrame:
-    """One row a finding; where train and test share images, one line in the log.
+    """One row per finding; where train and test share images, one line in the log.
 
     ``sets`` counts repeated images (or groups), ``images`` their samples and ``repeats`` the copies among them: all
     but the first inside of a split, the tested ones across train and test, the anomalies across labels.
@@ -110,9 +110,9 @@ def _example(finding: str, where: str, samples: pd.DataFrame, column: str | None
 
 
 def _shape_rows(samples: pd.DataFrame) -> list[dict[str, Any]]:
-    """Modes and sizes of the files, not of the crops."""
+    """Pixel formats and sizes of the files, not of the crops."""
     files = samples[~unreadable(samples)].drop_duplicates("path")
-    rows = [_example("mode", str(mode), part) for mode, part in files.groupby("mode")]
+    rows = [_example("pixel format", str(name), part) for name, part in files.groupby("pixel_format")]
     sizes = files[["width", "height"]].drop_duplicates()
     sizes = sizes.loc[(sizes["width"] * sizes["height"]).sort_values(kind="stable").index]
     named = [f"{width} x {height}" for width, height in sizes.itertuples(index=False)]
@@ -141,7 +141,7 @@ def _log_leaks(repeated: pd.DataFrame, groups: pd.DataFrame) -> None:
     if exact or near or items:
         logger.warning(
             "Train and test share %d images exactly, %d nearly, and pieces of %d items, for example %s: results on "
-            "them flatter; see ingestion.drop_duplicates and ingestion.group_split",
+            "them are optimistic; see ingestion.drop_duplicates and ingestion.group_split",
             len(exact),
             len(near),
             len(items),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mpfm_kedro.io.images import ImageLoader
+from mpfm_kedro.images.loading import ImageLoader
 
-mpl.use("Agg")
 CELL = 1.5  # inches
 EXAMPLES = 3
 FEW_CATEGORIES = 3

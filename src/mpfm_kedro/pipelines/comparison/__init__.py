@@ -1,4 +1,4 @@
-"""The study comparison: from the scores of trials to tables, intervals and pictures."""
+"""The study comparison."""
 
 from mpfm_kedro.pipelines.comparison.pipeline import create_pipeline
 

@@ -1,4 +1,4 @@
-"""Which datasets are there, where each is looked for, and where it comes from."""
+"""Which datasets were found, where each is expected, and where it comes from."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import Any
 import pandas as pd
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.pipelines.ingestion.nodes import compare_counts
-from mpfm_kedro.sources import SOURCES, made
-from mpfm_kedro.sources.source import Counts, Source
+from mpfm_kedro.sources import SOURCES, synthetic
+from mpfm_kedro.sources.source import Counts, Source, compare_counts
 
 COLUMNS = ["dataset", "title", "status", "folder", "normals", "normals_expected", "anomalies", "anomalies_expected"]
 COLUMNS += ["licence", "obtain", "problem"]
 
 
 def list_datasets(data_root: str) -> pd.DataFrame:
-    """One row a source, from the names of its files alone.
+    """One row per source, from the names of its files alone.
 
     Status: found; other counts than published; unusable (something is there, and an error says what); missing. An
     error of a source becomes the text of its row.
@@ -29,12 +28,12 @@ def list_datasets(data_root: str) -> pd.DataFrame:
 
 
 def describe(source: Source, root: Path) -> dict[str, Any]:
-    """What is there of one source."""
+    """What was found of one source."""
     folder = root / source.name
     row: dict[str, Any] = {"dataset": source.name, "title": source.title, "folder": str(folder), "problem": ""}
     row |= {"licence": source.licence, "obtain": source.obtain}
     row |= expected_numbers(list((source.counts or {}).values()))
-    if source is made.SOURCE and not folder.is_dir():  # to locate them would draw them
+    if source is synthetic.SOURCE and not folder.is_dir():  # to locate them would draw them
         return row | {"status": "missing", "problem": "drawn when they are first used"}
     try:
         folder = source.locate(root)
@@ -72,7 +71,7 @@ def expected_numbers(counts: Sequence[Counts]) -> dict[str, int]:
 
 
 def write_datasets(datasets: pd.DataFrame) -> str:
-    """The table for the terminal: one line a source, and below what is to be done about it."""
+    """The table for the terminal: one line per source, and below it where the images come from."""
     shown = pd.DataFrame(
         {
             "dataset": datasets["dataset"],

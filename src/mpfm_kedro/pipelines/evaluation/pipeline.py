@@ -1,23 +1,24 @@
-"""Evaluation: metrics by run, summary over seeds."""
+"""Evaluation: metrics of every trial, and their summary over seeds."""
 
 from __future__ import annotations
 
 from kedro.pipeline import Pipeline, node
 
-from mpfm_kedro.pipelines.evaluation.nodes import as_metrics, measure_runs, summarise, summarise_without_repeats
+from mpfm_kedro.experiments.measures import (
+    as_metrics,
+    measure_trials,
+    summarise,
+    summarise_setting,
+    summarise_without_repeats,
+)
 
 
-def create_pipeline(**_: object) -> Pipeline:
-    """Metrics of one setting."""
-    return Pipeline(
-        [
-            node(
-                measure_runs,
-                ["scores", "runs", "initial_models", "models"],
-                "run_metrics",
-                name="measure_runs",
-            ),
-            node(summarise, "run_metrics", "summary", name="summarise"),
+def create_pipeline(of_setting: bool = False, **_: object) -> Pipeline:
+    """Metrics of one study; a setting's summary has its own columns, and is also made without repeated images."""
+    nodes = [node(measure_trials, ["scores", "costs"], "run_metrics", name="measure_trials")]
+    if of_setting:
+        nodes += [
+            node(summarise_setting, "run_metrics", "summary", name="summarise"),
             node(as_metrics, "summary", "metrics", name="as_metrics"),
             node(
                 summarise_without_repeats,
@@ -25,7 +26,7 @@ def create_pipeline(**_: object) -> Pipeline:
                 "summary_without_repeats",
                 name="summarise_without_repeats",
             ),
-        ],
-        namespace="evaluation",
-        prefix_datasets_with_namespace=False,
-    )
+        ]
+    else:
+        nodes.append(node(summarise, "run_metrics", "summary", name="summarise"))
+    return Pipeline(nodes, namespace="evaluation", prefix_datasets_with_namespace=False)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mpfm_kedro.backbones.views import CUTMIX, ORIGINAL
-from mpfm_kedro.io.backbone_weights import BackboneWeights
-from mpfm_kedro.io.feature_store import KEY, Features, FeatureSpec, FeatureStore
-from mpfm_kedro.io.images import ImageLoader
+from mpfm_kedro.backbones.store import KEY, Features, FeatureSpec, FeatureStore, row_keys
+from mpfm_kedro.datasets.weights import BackboneWeights
+from mpfm_kedro.images.loading import ImageLoader
+from mpfm_kedro.images.views import CUTMIX, ORIGINAL
+from mpfm_kedro.parallel import torch_device
 from mpfm_kedro.parameters import FeatureParameters
 from mpfm_kedro.progress import progress
 from mpfm_kedro.sources.samples import parse_crop
+
+if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
+    from mpfm_kedro.backbones.extraction import Backbone
 
 logger = logging.getLogger(__name__)
 AUTO = "auto"
@@ -22,10 +26,10 @@ SMALL, LARGE = 224, 448
 
 
 def plan_views(samples: pd.DataFrame, image_size: Any, parameters: FeatureParameters) -> pd.DataFrame:
-    """One row for each image that the backbone will see, and the size at which it will: pixels, or chosen here (auto).
+    """One row per image that the backbone will see, with the size in pixels (``auto``: chosen here).
 
-    Every readable sample as it is; CutMix pseudo-anomalies of training normals;
-    turned views of anomalies, any of which may become a known one.
+    The original of every readable sample; CutMix pseudo-anomalies of training normals; augmented views of anomalies,
+    any of which may become a known one.
     """
     readable = samples[samples["problem"] == ""]
     train, anomalies = readable[readable["split"] == "train"], readable[readable["split"] == "anomaly"]
@@ -38,7 +42,7 @@ def plan_views(samples: pd.DataFrame, image_size: Any, parameters: FeatureParame
 
 
 def fitting_size(normals: pd.DataFrame) -> int:
-    """The size for most of these images or crops: 448 if their shorter sides have as many pixels, else 224.
+    """The size that fits these images or crops: 448 if the median of their shorter sides is at least that, else 224.
 
     Small defects of large images vanish at 224; small images gain nothing from more pixels than they have, at four
     times the cost.
@@ -56,18 +60,39 @@ def extract_features(
     device: str,
     parameters: FeatureParameters,
 ) -> Features:
-    """Compute the rows that the store does not have yet, and say where every view's row is."""
+    """Compute the rows that the store does not have yet, and locate those of all views."""
+    from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract
+
+    backbone = Backbone(weights.name, weights.tensors, parameters.layers, parameters.map_layers)
+    spec = specification(backbone, weights, int(views["image_size"].iloc[0]), parameters)
+    folder, keys = store.open(spec), row_keys(views)
+    if folder.missing(keys):
+        with folder.writing() as writer:
+            # asked again: another process may have written some while this one waited
+            new = views[keys.isin(folder.missing(keys))].drop_duplicates(KEY)
+            gigabytes = store.check_room(spec, len(new)) / 1e9
+            logger.info(
+                "Features: %d of %d views are new, %.2f GB in %s", len(new), keys.nunique(), gigabytes, folder.folder
+            )
+            names = row_keys(new).to_numpy()
+            dataset = ViewImages(new, images.read, spec.image_size)
+            with progress("Features", len(new), "images") as bar:
+                for batch in extract(backbone, dataset, parameters, torch_device(device)):
+                    writer.append(names[batch.positions].tolist(), batch.pooled.numpy(), batch.maps.numpy())
+                    bar.advance(len(batch.positions))
+    return Features.locate(views, folder)
+
+
+def specification(
+    backbone: Backbone, weights: BackboneWeights, image_size: int, parameters: FeatureParameters
+) -> FeatureSpec:
+    """What decides the features; their shapes are those of a black image."""
     import torch
 
-    from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract
-    from mpfm_kedro.compute import torch_device
-
-    image_size = int(views["image_size"].iloc[0])
-    backbone = Backbone(weights.name, weights.tensors, parameters.layers, parameters.map_layers)
     with torch.inference_mode():
         black = torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8)
         pooled, maps = backbone.features(black, parameters.statistics)
-    spec = FeatureSpec(
+    return FeatureSpec(
         backbone=weights.name,
         weights_digest=weights.digest,
         image_size=image_size,
@@ -76,34 +101,5 @@ def extract_features(
         statistics=tuple(parameters.statistics),
         pooled_size=pooled.shape[1],
         map_shape=tuple(maps.shape[1:]),  # type: ignore[arg-type]
+        precision=parameters.precision,
     )
-    folder = store.open(spec)
-    keys = views[KEY].agg("|".join, axis=1)
-    missing = set(folder.missing(keys))
-    work = views[keys.isin(missing) & ~keys.duplicated()].reset_index(drop=True)
-    if len(work):
-        need = store.check_room(spec, len(work))
-        logger.info(
-            "Features: %d of %d views are new, %.2f GB in %s",
-            len(work),
-            len(keys.unique()),
-            need / 1e9,
-            folder.folder,
-        )
-        batches = extract(
-            backbone,
-            ViewImages(work, images, image_size),
-            parameters.statistics,
-            torch_device(device),
-            parameters.batch_size,
-            parameters.workers,
-            parameters.compile,
-        )
-        with folder.writing() as writer, progress("Features", len(work), "images") as bar:
-            names = work[KEY].agg("|".join, axis=1).tolist()
-            for pooled, maps in batches:
-                done = bar.done
-                writer.append(names[done : done + len(pooled)], pooled.numpy(), maps.numpy())
-                bar.advance(len(pooled))
-    folder = store.open(spec)
-    return Features(views[["sample_id", *KEY]].assign(row=keys.map(folder.row_of)), folder)

@@ -7,16 +7,17 @@ import os
 
 import numpy as np
 import pandas as pd
+from sklearn.model_selection import GroupShuffleSplit, train_test_split
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.io.images import ImageLoader
+from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.parameters import IngestionParameters
-from mpfm_kedro.pipelines.ingestion.repeats import DROPPED, content, joined_groups
 from mpfm_kedro.sources import get_source
-from mpfm_kedro.sources.source import Counts
+from mpfm_kedro.sources.repeats import DROPPED, content, joined_groups
+from mpfm_kedro.sources.source import compare_counts
 
 logger = logging.getLogger(__name__)
-PLAIN_MODES = {"L", "RGB"}
+PLAIN_FORMATS = {"L", "RGB"}
 TEST_SHARE = 0.25
 MIN_TRAIN_NORMALS = 4
 NAMES_IN_A_LINE = 40
@@ -40,66 +41,56 @@ def list_samples(images: ImageLoader, category: str, parameters: IngestionParame
             if problems and not parameters.allow_partial:
                 raise InputError(
                     f"{title}: in {images.folder} {'; '.join(problems)}. "
-                    "Set ingestion.allow_partial to true to go on with what is there."
+                    "Set ingestion.allow_partial to true to continue with what is there."
                 )
             for problem in problems:
                 logger.warning("%s: %s", title, problem)
     return samples
 
 
-def compare_counts(samples: pd.DataFrame, expected: Counts) -> list[str]:
-    """What differs between the listed samples of one category and the published numbers."""
-    normal = samples["label"] == 0
-    anomalies = {str(name): int(n) for name, n in samples["defect_class"][~normal].value_counts().items()}
-    problems = []
-    if normal.sum() != expected.train + expected.test:
-        problems.append(f"{normal.sum()} normal images, published are {expected.train + expected.test}")
-    if isinstance(expected.anomalies, int):
-        if sum(anomalies.values()) != expected.anomalies:
-            problems.append(f"{sum(anomalies.values())} anomalies, published are {expected.anomalies}")
-    else:
-        for name in sorted(set(anomalies) | set(expected.anomalies)):
-            found, published = anomalies.get(name, 0), expected.anomalies.get(name, 0)
-            if found != published:
-                problems.append(f"{found} anomalies of class '{name}', published are {published}")
-    return problems
-
-
 def check_images(listed: pd.DataFrame, images: ImageLoader, parameters: IngestionParameters) -> pd.DataFrame:
-    """Read every image once: content and perceptual hash, size, mode; name the ones that cannot be used."""
+    """Read every image once: content and perceptual hash, size, pixel format; name the ones that cannot be used."""
     checks = images.examine_all(listed["path"].tolist(), os.cpu_count() or 1, listed["crop"].tolist())
     samples = pd.concat([listed.reset_index(drop=True), checks.reset_index(drop=True)], axis=1)
     bad = samples[samples["problem"] != ""]
     for path, problem in zip(bad["path"], bad["problem"], strict=True):
-        logger.warning("Unreadable image left out: %s (%s)", images.folder / path, problem)
+        logger.warning("Unreadable image excluded: %s (%s)", images.folder / path, problem)
     if len(bad) == len(samples):
-        raise InputError(f"No readable image is left in {images.folder}")
+        raise InputError(f"There is no readable image in {images.folder}")
     if len(bad) > parameters.max_unreadable_share * len(samples):
         raise InputError(
             f"{len(bad)} of {len(samples)} images in {images.folder} cannot be read, for example "
             f"{bad['path'].iloc[0]} ({bad['problem'].iloc[0]}); "
             f"ingestion.max_unreadable_share allows {parameters.max_unreadable_share:.1%}"
         )
-    converted = samples[(samples["problem"] == "") & ~samples["mode"].isin(PLAIN_MODES)]
-    for mode, part in converted.groupby("mode"):
+    converted = samples[(samples["problem"] == "") & ~samples["pixel_format"].isin(PLAIN_FORMATS)]
+    for pixel_format, part in converted.groupby("pixel_format"):
         logger.warning(
-            "%d images of mode %s are converted to RGB, for example %s", len(part), mode, part["path"].iloc[0]
+            "%d images of pixel format %s are converted to RGB, for example %s",
+            len(part),
+            pixel_format,
+            part["path"].iloc[0],
         )
     return samples
 
 
 def split_normals(checked: pd.DataFrame, group_split: bool = False) -> pd.DataFrame:
-    """Divide the normals 3:1 by sorted name, unless they come with a split; anomalies go to the draws.
+    """Divide the normals 3:1 by sorted name, unless they come with a split; anomalies are drawn by the runs.
 
-    The split is made over all listed names, so that an unreadable image moves no other one. With ``group_split``
-    whole groups go to one side, 3:1 by their number.
+    All listed names are split, so that an unreadable image does not change the split of others. With ``group_split``
+    items (groups, joined where they share an image) are split as a whole, 3:1 by their number; the runs then test no
+    item that they learn from.
     """
     source = get_source(str(checked["dataset"].iloc[0]))
     samples = checked.copy()
     samples.loc[samples["label"] == 1, "split"] = "anomaly"
     undivided = samples[samples["split"] == ""].sort_values("sample_id")
     if group_split and undivided.empty:
-        logger.warning("ingestion.group_split changes nothing: %s comes with its own split", source.title)
+        logger.warning(
+            "%s comes with its own split, which ingestion.group_split does not change; it only excludes test images "
+            "of items that train",
+            source.title,
+        )
     elif group_split:
         undivided = undivided.assign(joined=joined_groups(samples))
     for category, part in undivided.groupby("category"):
@@ -111,8 +102,6 @@ def split_normals(checked: pd.DataFrame, group_split: bool = False) -> pd.DataFr
 
 
 def _divide(normals: pd.DataFrame, name: str) -> tuple[pd.Index, pd.Index]:
-    from sklearn.model_selection import train_test_split
-
     if len(normals) < 2:
         raise InputError(f"{name}: a 3:1 split needs at least two normal images, found {len(normals)}")
     train, test = train_test_split(normals.index.to_numpy(), test_size=TEST_SHARE, random_state=42)
@@ -120,8 +109,6 @@ def _divide(normals: pd.DataFrame, name: str) -> tuple[pd.Index, pd.Index]:
 
 
 def _divide_groups(normals: pd.DataFrame, name: str) -> tuple[pd.Index, pd.Index]:
-    from sklearn.model_selection import GroupShuffleSplit
-
     groups = normals["joined"].factorize()[0]
     if len(set(groups)) < 2:
         raise InputError(
@@ -135,13 +122,13 @@ def _divide_groups(normals: pd.DataFrame, name: str) -> tuple[pd.Index, pd.Index
 
 
 def drop_repeats(divided: pd.DataFrame, drop_duplicates: bool) -> pd.DataFrame:
-    """If asked for, leave out all but the first of the samples that show exactly the same.
+    """If asked for, drop all but the first of the samples that show exactly the same.
 
     A dropped sample stays in the table with what it repeats as its ``problem``. Where normals and anomalies show
     the same, no copy can be trusted and all are dropped.
     """
     if not drop_duplicates:
-        _refuse_empty_sides(divided)
+        _refuse_too_few(divided)
         return divided
     usable = divided[divided["problem"] == ""].sort_values("sample_id")
     shown = content(usable)
@@ -155,7 +142,7 @@ def drop_repeats(divided: pd.DataFrame, drop_duplicates: bool) -> pd.DataFrame:
     samples.loc[usable.index[of_both_labels], "problem"] = DROPPED + "normal and anomalous at once"
     if len(repeats):
         logger.warning("Repeated images dropped: %d of %d: %s", len(repeats), len(usable), _names(repeats))
-    _refuse_empty_sides(samples)
+    _refuse_too_few(samples)
     return samples
 
 
@@ -165,14 +152,14 @@ def _names(samples: pd.DataFrame) -> str:
     return ", ".join(names[:NAMES_IN_A_LINE]) + more
 
 
-def _refuse_empty_sides(samples: pd.DataFrame) -> None:
+def _refuse_too_few(samples: pd.DataFrame) -> None:
     for category, part in samples.groupby("category"):
-        left = part["split"][part["problem"] == ""].value_counts()
-        for side, least in (("train", MIN_TRAIN_NORMALS), ("test", 1)):
-            if left.get(side, 0) < least:
+        remaining = part["split"][part["problem"] == ""].value_counts()
+        for split, least in (("train", MIN_TRAIN_NORMALS), ("test", 1)):
+            if remaining.get(split, 0) < least:
                 name = f"{part['dataset'].iloc[0]} {category}".strip()
                 raise InputError(
-                    f"{name}: {left.get(side, 0)} usable normal images are left to {side}, at least {least} are needed"
+                    f"{name}: {remaining.get(split, 0)} usable normal images to {split}, at least {least} are needed"
                 )
 
 
@@ -197,7 +184,7 @@ def _is_quarter(test: int, total: int) -> bool:
 
 
 def _is_group_split(samples: pd.DataFrame) -> bool:
-    """Whether no group of normals is on both sides, and a quarter of the groups is tested."""
+    """Whether no group of normals both trains and tests, and a quarter of the groups is tested."""
     groups = joined_groups(samples)
     train, test = set(groups[samples["split"] == "train"]), set(groups[samples["split"] == "test"])
     return not train & test and _is_quarter(len(test), len(train | test))

@@ -1,32 +1,45 @@
-"""Reporting: summary text, pictures, one HTML page, and the history of earlier results."""
+"""Reporting: tables, figures and pages of a study; a setting also keeps versions of its results."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from kedro.pipeline import Pipeline, node
+from kedro.pipeline.node import Node
 
-from mpfm_kedro.pipelines.reporting import nodes
-from mpfm_kedro.pipelines.reporting.history import keep, record
+from mpfm_kedro.experiments.models import sample_features, tabulate_history, tabulate_modes
+from mpfm_kedro.experiments.versions import record
+from mpfm_kedro.reports import figures
+from mpfm_kedro.reports.setting import write_report, write_summary
 
-KEPT = ["models", "scores", "run_metrics", "summary", "report", "record"]
+VERSIONED = ["runs", "trials", "initial_models", "models", "scores", "run_metrics", "summary", "report", "record"]
 
 
-def create_pipeline(**_: object) -> Pipeline:
-    """Report of one setting, and its history; with the tag `report` alone, as DVC runs it, no history is kept."""
+def create_pipeline(nodes: list[Node] | None = None, **_: object) -> Pipeline:
+    """The report of a study made by its own nodes, or that of a setting, with versions.
+
+    With the tag `report` alone, as DVC runs it, no versions are kept.
+    """
+    if nodes is not None:
+        return Pipeline(nodes, namespace="reporting", prefix_datasets_with_namespace=False)
     report = Pipeline(
         [
+            node(tabulate_modes, "initial_models", "modes", name="tabulate_modes"),
+            node(tabulate_history, "models", "history", name="tabulate_history"),
             node(
-                nodes.write_summary,
-                ["summary", "summary_without_repeats"],
-                "summary_text",
-                name="write_summary",
+                sample_features,
+                ["runs", "features", "initial_models", "models"],
+                "sampled_features",
+                name="sample_features",
             ),
-            node(nodes.draw_roc_curves, ["scores", "run_metrics"], "roc_curves", name="draw_roc_curves"),
-            node(nodes.draw_score_histograms, "scores", "score_histograms", name="draw_score_histograms"),
-            node(nodes.draw_loss_curves, "history", "loss_curves", name="draw_loss_curves"),
-            node(nodes.draw_prototype_usage, "history", "prototype_usage", name="draw_prototype_usage"),
-            node(nodes.draw_sampled_features, "sampled_features", "sampled_plot", name="draw_sampled_features"),
+            node(write_summary, ["summary", "summary_without_repeats"], "summary_text", name="write_summary"),
+            node(figures.draw_roc_curves, ["scores", "run_metrics"], "roc_curves", name="draw_roc_curves"),
+            node(figures.draw_score_histograms, "scores", "score_histograms", name="draw_score_histograms"),
+            node(figures.draw_loss_curves, "history", "loss_curves", name="draw_loss_curves"),
+            node(figures.draw_prototype_usage, "history", "prototype_usage", name="draw_prototype_usage"),
+            node(figures.draw_sampled_features, "sampled_features", "sampled_plot", name="draw_sampled_features"),
             node(
-                nodes.write_report,
+                write_report,
                 ["summary", "run_metrics", "scores", "history", "summary_without_repeats", "sampled_features"],
                 "report",
                 name="write_report",
@@ -34,10 +47,15 @@ def create_pipeline(**_: object) -> Pipeline:
         ],
         tags="report",
     )
-    history = Pipeline(
+    versions = Pipeline(
         [
-            node(record, ["parameters", "features", "models"], "record", name="record"),
-            *(node(keep, name, f"{name}_kept", name=f"keep_{name}") for name in KEPT),
+            node(record, ["features", "models", "initial_models"], "record", name="record"),
+            *(node(keep, name, f"{name}_version", name=f"keep_{name}") for name in VERSIONED),
         ]
     )
-    return Pipeline(report + history, namespace="reporting", prefix_datasets_with_namespace=False)
+    return Pipeline(report + versions, namespace="reporting", prefix_datasets_with_namespace=False)
+
+
+def keep(result: Any) -> Any:
+    """Keep a copy as a version."""
+    return result

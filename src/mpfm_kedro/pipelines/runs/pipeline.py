@@ -1,26 +1,21 @@
-"""Runs: the only stage in which the settings differ."""
+"""Runs: which samples train and which test, and which detectors are tried on them; here alone studies differ."""
 
 from __future__ import annotations
 
 from kedro.pipeline import Pipeline, node
+from kedro.pipeline.node import Node
 
-from mpfm_kedro.pipelines.runs.nodes import make_general_runs, make_hard_runs
+from mpfm_kedro.experiments.trials import plan_trials
 
 
-def create_pipeline(setting: str = "hard", **_: object) -> Pipeline:
-    """The run table of one setting."""
-    if setting == "general":
-        make = node(
-            make_general_runs,
-            ["samples", "params:n_anomalies", "params:n_seeds", "params:first_seed"],
-            "runs",
-            name="make_general_runs",
-        )
-    else:
-        make = node(
-            make_hard_runs,
-            ["samples", "params:known_class", "params:n_anomalies", "params:n_seeds", "params:first_seed"],
-            "runs",
-            name="make_hard_runs",
-        )
-    return Pipeline([make], namespace="runs", prefix_datasets_with_namespace=False)
+def create_pipeline(make_runs: Node, list_specifications: Node) -> Pipeline:
+    """Run table and trial table of one study."""
+    return Pipeline(
+        [
+            make_runs,
+            list_specifications,
+            node(plan_trials, ["runs", "specifications"], "trials", name="plan_trials"),
+        ],
+        namespace="runs",
+        prefix_datasets_with_namespace=False,
+    )

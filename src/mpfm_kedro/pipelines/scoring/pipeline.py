@@ -1,4 +1,4 @@
-"""Scoring: every test sample of every run."""
+"""Scoring: every test sample of every trial."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from mpfm_kedro.pipelines.scoring.nodes import score_samples
 
 
 def create_pipeline(**_: object) -> Pipeline:
-    """Scores of one setting."""
+    """Scores of one study."""
     return Pipeline(
         [
             node(
                 score_samples,
-                ["runs", "features", "initial_models", "models", "params:device", "params:compute"],
-                "scores",
+                ["runs", "trials", "features", "initial_models", "models", "model_cache"]
+                + ["params:device", "params:compute"],
+                ["scores", "costs"],
                 name="score_samples",
             )
         ],

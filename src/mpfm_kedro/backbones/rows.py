@@ -1,0 +1,64 @@
+"""Features of some images, as every detector reads them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+IMAGES_PER_BATCH = 256
+BYTES_PER_BATCH = 64 << 20
+
+
+@dataclass(frozen=True)
+class FeatureRows:
+    """Features of some images or views.
+
+    Args:
+        pooled: stored pooled statistics (n, d), fp32.
+        maps: stored maps of all rows, memory-mapped (rows, C, H', W'), fp16.
+        rows: the row of each image in ``maps`` (n,).
+        source: the sample that each image comes from (n,).
+    """
+
+    pooled: np.ndarray
+    maps: np.ndarray
+    rows: np.ndarray
+    source: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def bytes_per_map(self) -> int:
+        """Stored size of one map."""
+        return math.prod(self.maps.shape[1:]) * self.maps.itemsize
+
+    def take(self, index: np.ndarray) -> FeatureRows:
+        """Some of the images."""
+        return FeatureRows(self.pooled[index], self.maps, self.rows[index], self.source[index])
+
+    def slices(self, at_most: int = IMAGES_PER_BATCH, bytes_per_image: int | None = None) -> Iterator[slice]:
+        """All images in consecutive batches, bounded in images and in bytes; a batch has at least one image.
+
+        Args:
+            at_most: images per batch.
+            bytes_per_image: what a batch needs for each image; by default its stored map.
+        """
+        size = max(1, min(at_most, BYTES_PER_BATCH // (bytes_per_image or self.bytes_per_map)))
+        for start in range(0, len(self), size):
+            yield slice(start, min(start + size, len(self)))
+
+    def map_batches(self) -> Iterator[tuple[slice, Tensor]]:
+        """The maps of all images in batches, each with its slice."""
+        for part in self.slices():
+            yield part, self.map_batch(part)
+
+    def map_batch(self, index: Any = slice(None)) -> Tensor:
+        """Maps of some of the images, (B, C, H', W'), fp16."""
+        return torch.from_numpy(np.ascontiguousarray(self.maps[self.rows[index]]))

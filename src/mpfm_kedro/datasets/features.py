@@ -1,0 +1,80 @@
+"""The Kedro datasets of the feature stores and of the features of one dataset."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from kedro.io import AbstractDataset
+from kedro_datasets._typing import TablePreview
+
+from mpfm_kedro.backbones.store import Features, FeatureSpec, FeatureStore
+from mpfm_kedro.datasets.previews import show_table
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.files import replacing
+
+
+class FeatureStoreDataset(AbstractDataset[None, FeatureStore]):
+    """The feature stores below ``filepath``."""
+
+    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
+        self._root = Path(filepath)
+        self.metadata = metadata
+
+    def load(self) -> FeatureStore:
+        """The stores."""
+        return FeatureStore(self._root)
+
+    def save(self, data: None) -> None:
+        """Rows are appended while they are computed, not saved at the end."""
+        raise NotImplementedError("a feature store is written row by row")
+
+    def preview(self) -> TablePreview:
+        """The stores and their sizes, for kedro-viz."""
+        return show_table(self.load().overview())
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._root)}
+
+    def _exists(self) -> bool:
+        return True
+
+
+class FeaturesDataset(AbstractDataset[Features, Features]):
+    """The views of a dataset as Parquet, with the specification of the store that has their features.
+
+    Row numbers are not saved: they depend on the order of work, and are looked up in the store.
+    """
+
+    def __init__(self, filepath: str, store: str, metadata: dict[str, Any] | None = None) -> None:
+        self._file, self._root = Path(filepath), Path(store)
+        self.metadata = metadata
+
+    def load(self) -> Features:
+        """Index and store, which must have a row for each view."""
+        table = pd.read_parquet(self._file)
+        raw: dict[str, Any] = json.loads(table.attrs.pop("spec"))
+        if set(raw) != {part.name for part in fields(FeatureSpec)}:
+            raise InputError(f"{self._file} is of another version; replace it with kedro run --pipelines=features")
+        spec = FeatureSpec(**{name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()})
+        return Features.locate(table, FeatureStore(self._root).open(spec))
+
+    def save(self, data: Features) -> None:
+        """The views; their features are in the store already."""
+        table = data.index.drop(columns="row")
+        table.attrs = {"spec": json.dumps(asdict(data.store.spec))}
+        with replacing(self._file) as partial:
+            table.to_parquet(partial)
+
+    def preview(self, nrows: int = 20) -> TablePreview:
+        """The first rows of the index, for kedro-viz."""
+        return show_table(pd.read_parquet(self._file).head(nrows))
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._file), "store": str(self._root)}
+
+    def _exists(self) -> bool:
+        return self._file.is_file()

@@ -1,0 +1,72 @@
+"""The Kedro datasets of fitted pieces: the cache of all of them, and folders with those of one study."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pandas as pd
+from kedro.io import AbstractDataset, AbstractVersionedDataset, Version
+from kedro_datasets._typing import TablePreview
+
+from mpfm_kedro.datasets.previews import show_table
+from mpfm_kedro.experiments.cache import ArtefactFile, Cache, load_folder, save_folder
+
+
+class CacheDataset(AbstractDataset[None, Cache]):
+    """Hands out the cache below ``filepath``."""
+
+    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
+        self._root = Path(filepath)
+        self.metadata = metadata
+
+    def load(self) -> Cache:
+        """The cache."""
+        return Cache(self._root)
+
+    def save(self, data: None) -> None:
+        """Entries are written one by one."""
+        raise NotImplementedError("a cache is written entry by entry")
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._root)}
+
+    def _exists(self) -> bool:
+        return True
+
+
+class ModelsDataset(AbstractVersionedDataset[dict[str, ArtefactFile], dict[str, ArtefactFile]]):
+    """A folder of fitted pieces with an index of the trials that they belong to.
+
+    The present models share their disk blocks with the cache. Versions are copies: a version shares unchanged files
+    with the version before it, and with nothing else.
+    """
+
+    def __init__(self, filepath: str, version: Version | None = None, metadata: dict[str, Any] | None = None) -> None:
+        super().__init__(PurePosixPath(filepath), version, exists_function=lambda path: Path(path).is_dir())
+        self.metadata = metadata
+
+    def load(self) -> dict[str, ArtefactFile]:
+        """Pieces by ``run|method|piece``; tensors are read when they are needed."""
+        return load_folder(Path(self._get_load_path()))
+
+    def save(self, data: dict[str, ArtefactFile]) -> None:
+        """Put the pieces in the folder."""
+        folder = Path(self._get_save_path())
+        if self._version is None:
+            save_folder(folder, data)
+        else:
+            before = sorted(Path(self._filepath).glob(f"*/{folder.name}"))
+            save_folder(folder, data, copy=True, like=before[-1] if before else None)
+
+    def preview(self) -> TablePreview:
+        """Which piece belongs to which trial, and what is short among its details, for kedro-viz."""
+        rows = []
+        for name, artefact in self.load().items():
+            run, method, piece = name.split("|")
+            short = {key: value for key, value in artefact.details.items() if isinstance(value, int | float | str)}
+            rows.append({"run": run, "method": method, "piece": piece} | short)
+        return show_table(pd.DataFrame(rows))
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._filepath), "version": self._version}

@@ -1,0 +1,1 @@
+"""Detectors behind one interface: MPFM, rebuilt baselines, references."""

@@ -1,0 +1,1 @@
+"""Baselines rebuilt from papers, and references, on the features of one frozen backbone."""

@@ -1,0 +1,219 @@
+"""DPDL: normals are carried to learnable Gaussian prototypes by a Schrödinger bridge, anomalies are kept away.
+
+x is the image's embedding on the hypersphere, P_GM = Σ_k π_k N(μ_k, s² I) the prototypes. The bridge with unit noise
+from the normals' x to P_GM has the potential v(y) = Σ_k α_k N(y; r_k, S_k), S_k diagonal, and
+``c(x) = Σ_k α_k exp((xᵀ S_k x + 2 r_kᵀ x) / 2)``; it is learned by minimising ``E log c(x) − E log v(y)``, y ~ P_GM.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple, Self, cast
+
+import torch
+from sklearn.cluster import KMeans
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, normalize, softplus
+
+from mpfm_kedro.detectors.baselines.gradient_training import NORMAL, GradientDetector, TopPositions
+from mpfm_kedro.detectors.baselines.inputs import TrainingInput
+from mpfm_kedro.detectors.mpfm.heads import GlobalScore, LinearScore
+
+DIMENSION = 128
+PROTOTYPES = 16
+FIRST_VARIANCE = 0.5
+CONCENTRATION = 4.0
+DISPERSION_WEIGHT = 0.1
+
+
+class Bridge(nn.Module):
+    """The bridge between embeddings x and prototypes; at first each prototype's mean is carried onto itself.
+
+    Args:
+        mean: μ (K, d) of the prototypes at the start.
+        share: π (K,) at the start.
+    """
+
+    def __init__(self, mean: Tensor, share: Tensor) -> None:
+        super().__init__()
+        self.log_variance = nn.Parameter(torch.full_like(mean, math.log(FIRST_VARIANCE)))
+        self.center = nn.Parameter((1 - FIRST_VARIANCE) * mean)
+        exponent = (FIRST_VARIANCE / 2 + (1 - FIRST_VARIANCE)) * mean.square().sum(1)
+        self.log_weight = nn.Parameter(share.log() - exponent)
+
+    def log_joint(self, x: Tensor) -> Tensor:
+        """Log α_k + (xᵀ S_k x + 2 r_kᵀ x) / 2: (B, d) → (B, K); its logsumexp is log c(x)."""
+        return self.log_weight + x.square() @ self.log_variance.exp().T / 2 + x @ self.center.T
+
+    def log_potential(self, y: Tensor) -> Tensor:
+        """Log v(y): (B, d) → (B,)."""
+        energy = ((y[:, None] - self.center).square() * (-self.log_variance).exp()).sum(2)
+        volume = self.log_variance.sum(1) + y.shape[1] * math.log(2 * math.pi)
+        return (self.log_weight - (energy + volume) / 2).logsumexp(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """E[y | x] = Σ_k p(k|x) (r_k + S_k x): (B, d) → (B, d)."""
+        weight = self.log_joint(x).softmax(1)
+        return weight @ self.center + (weight @ self.log_variance.exp()) * x
+
+
+class Prototypes(nn.Module):
+    """P_GM with learnable means and shares; s stays as initialised."""
+
+    spread: Tensor
+
+    def __init__(self, mean: Tensor, share: Tensor, spread: float) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(mean.clone())
+        self.logit = nn.Parameter(share.log())
+        self.register_buffer("spread", torch.tensor(spread))
+
+    def standardised(self, y: Tensor) -> Tensor:
+        """(y − μ_k) / s: (B, d) → (B, K, d)."""
+        return (y[:, None] - self.mean) / self.spread
+
+    def nll(self, standardised: Tensor) -> Tensor:
+        """−log P_GM per dimension, up to a constant: (B, K, d) → (B,)."""
+        joint = self.logit.log_softmax(0) - standardised.square().sum(2) / 2
+        return -joint.logsumexp(1) / standardised.shape[2]
+
+    def sample(self, number: int, generator: torch.Generator) -> Tensor:
+        """Y ~ P_GM, (number, d)."""
+        which = torch.multinomial(self.logit.detach().softmax(0).cpu(), number, replacement=True, generator=generator)
+        noise = torch.randn(number, self.mean.shape[1], generator=generator).to(self.mean.device)
+        return self.mean.detach()[which.to(self.mean.device)] + self.spread * noise
+
+
+class Output(NamedTuple):
+    """Embeddings x (B, d), NLL at the end of the bridge (B,), and the four scores (B, 4): g, a, r and −n."""
+
+    embedding: Tensor
+    nll: Tensor
+    scores: Tensor
+
+
+class PrototypeNetwork(nn.Module):
+    """A linear map onto the hypersphere of radius √d, bridge, prototypes and four heads.
+
+    g is the NLL at the end of the bridge, a the top positions of a 1×1 convolution on F, r a linear score of
+    (ψ − μ_{k*}) / s for the nearest prototype, n a linear score of normality on the pooled statistics.
+
+    Args:
+        projection: the linear map, from columns to d.
+        bridge: between embeddings and prototypes.
+        prototypes: P_GM.
+        global_score: of the NLL.
+        channels: of F.
+    """
+
+    def __init__(
+        self, projection: nn.Linear, bridge: Bridge, prototypes: Prototypes, global_score: GlobalScore, channels: int
+    ) -> None:
+        super().__init__()
+        self.projection = projection
+        self.bridge = bridge
+        self.prototypes = prototypes
+        self.global_score = global_score
+        self.local_score = TopPositions(channels, absolute=False)
+        self.residual_score = LinearScore(DIMENSION)
+        self.normality = LinearScore(projection.in_features)
+
+    @classmethod
+    @torch.no_grad()
+    def fit(cls, pooled: Tensor, channels: int) -> Self:
+        """Prototypes start as clusters of the embedded normals, pooled statistics (n, columns)."""
+        projection = nn.Linear(pooled.shape[1], DIMENSION)
+        x = on_sphere(projection(pooled))
+        number = min(PROTOTYPES, len(torch.unique(x, dim=0)))
+        clusters = KMeans(number, n_init=1, random_state=int(torch.randint(2**31, ()))).fit(x.numpy())
+        mean = torch.from_numpy(clusters.cluster_centers_).float()
+        share = torch.bincount(torch.from_numpy(clusters.labels_).long(), minlength=number).clamp_min(1) / len(x)
+        bridge = Bridge(mean, share)
+        end = bridge(x)
+        spread = float((end[:, None] - mean).square().mean(2).amin(1).mean().sqrt())
+        prototypes = Prototypes(mean, share, max(spread, 1e-3))
+        nll = prototypes.nll(prototypes.standardised(end))
+        global_score = GlobalScore(float(nll.mean()), float(nll.std(correction=0)))
+        return cls(projection, bridge, prototypes, global_score, channels)
+
+    def forward(self, pooled: Tensor, maps: Tensor) -> Output:
+        """(B, columns) and (B, H', W', C) → embeddings and scores."""
+        x = on_sphere(self.projection(pooled))
+        offset = self.prototypes.standardised(self.bridge(x))
+        nll = self.prototypes.nll(offset)
+        nearest = offset.square().sum(2).argmin(1)
+        residual = offset[torch.arange(len(offset), device=offset.device), nearest]
+        scores = [
+            self.global_score(nll),
+            self.local_score(maps)[:, 0],
+            self.residual_score(residual),
+            -self.normality(pooled),
+        ]
+        return Output(x, nll, torch.stack(scores, dim=1))
+
+    def bridge_loss(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """E log c(x) − E log v(y), per dimension."""
+        ends = self.prototypes.sample(len(x), generator)
+        return (self.bridge.log_joint(x).logsumexp(1).mean() - self.bridge.log_potential(ends).mean()) / x.shape[1]
+
+
+class DPDL(GradientDetector):
+    """Bridge, attraction of normals, margin for anomalies, dispersion, and a binary loss of each score; their sum.
+
+    There is no published code. Built from the description: the bridge is learned with embeddings and prototypes
+    fixed; these learn from the likelihood of normals at its end, which anomalies and pseudo-anomalies must stay a
+    margin below. The backbone is frozen here and tuned in the published method.
+    """
+
+    name: ClassVar[str] = "DPDL"
+    differs: ClassVar[str] = "no published code: sizes, margin and weights of the losses are ours"
+    seconds: ClassVar[float] = 18
+    reads: ClassVar[tuple[str, ...]] = ("pooled", "maps")
+    uses_pseudo: ClassVar[bool] = True
+    learning_rate: ClassVar[float] = 3e-2
+
+    def network(self, inputs: list[TrainingInput], n_normals: int) -> nn.Module:
+        """Prototypes start as clusters of the normals."""
+        pooled, maps = inputs
+        return PrototypeNetwork.fit(pooled[torch.arange(n_normals)].cpu().float(), maps.shape[-1])
+
+    @classmethod
+    def network_like(cls, stored: Mapping[str, Tensor]) -> nn.Module:
+        """K prototypes, columns of the projection and C channels."""
+        mean, share = torch.zeros_like(stored["prototypes.mean"]), torch.ones_like(stored["prototypes.logit"])
+        return PrototypeNetwork(
+            nn.Linear(stored["projection.weight"].shape[1], DIMENSION),
+            Bridge(mean, share),
+            Prototypes(mean, share, 1.0),
+            GlobalScore(0.0, 1.0),
+            stored["local_score.linear.weight"].shape[1],
+        )
+
+    def loss(self, output: Output, group: Tensor, generator: torch.Generator) -> Tensor:
+        """The sum of all terms."""
+        normal = group == NORMAL
+        network = cast(PrototypeNetwork, self._network)
+        nll = output.nll[normal].mean()
+        margin = softplus(1 - (output.nll[~normal] - nll) / network.global_score.spread).mean()
+        label = (~normal).float()[:, None].expand(-1, output.scores.shape[1])
+        binary = binary_cross_entropy_with_logits(output.scores, label) * output.scores.shape[1]
+        dispersion = DISPERSION_WEIGHT * dispersion_loss(output.embedding[normal])
+        return network.bridge_loss(output.embedding[normal].detach(), generator) + nll + margin + dispersion + binary
+
+    def anomaly_score(self, output: Output) -> Tensor:
+        """g + a + r − n, (B,)."""
+        return output.scores.sum(1)
+
+
+def on_sphere(projected: Tensor) -> Tensor:
+    """x of length √d: (B, d) → (B, d)."""
+    return math.sqrt(DIMENSION) * normalize(projected, dim=1)
+
+
+def dispersion_loss(x: Tensor) -> Tensor:
+    """Log of the mean of exp(κ cos(x_i, x_j)) over pairs i ≠ j: smallest where directions are spread evenly, (B, d)."""
+    direction = normalize(x, dim=1)
+    cosine = CONCENTRATION * direction @ direction.T
+    pairs = cosine[~torch.eye(len(cosine), dtype=torch.bool, device=cosine.device)]
+    return pairs.logsumexp(0) - math.log(len(pairs))

@@ -1,0 +1,189 @@
+"""The training loop: batches from stored features, AdamW, history, and a state to resume from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpfm_kedro.backbones.rows import FeatureRows
+from mpfm_kedro.detectors.mpfm.assembly import load_trained
+from mpfm_kedro.detectors.mpfm.heads import LocalEvidence
+from mpfm_kedro.detectors.mpfm.model import MPFM
+from mpfm_kedro.detectors.mpfm.modes import Path, Start
+from mpfm_kedro.detectors.mpfm.mutual_information import information, mim_loss
+from mpfm_kedro.detectors.mpfm.objective import KNOWN, NORMAL, PSEUDO, Batch, Losses, Options, losses
+
+
+@dataclass(frozen=True)
+class TransportedRows:
+    """Images with what is known in closed form of their transport into the prototype space.
+
+    Args:
+        rows: the features.
+        start: ψ_0 (n, d) and log ω_j N (n, J) by modes fitted without the sample, or None without a closed-form start.
+        path: to z_T coupled to z_0 inside its mode, or None when z_T is drawn from the prototypes (printed).
+        evidence: what M_a reads of the maps, or None without patch groups.
+    """
+
+    rows: FeatureRows
+    start: Start | None = None
+    path: Path | None = None
+    evidence: LocalEvidence | None = None
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """What a run may learn from: normals, pseudo-anomalies made of them, known anomalies with their views."""
+
+    normals: TransportedRows
+    pseudo: TransportedRows
+    anomalies: TransportedRows
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and with which batches."""
+
+    epochs: int
+    iterations_per_epoch: int
+    normals_per_batch: int
+    anomalies_per_batch: int
+    pseudo_share: float
+    learning_rate: float
+    weight_decay: float
+    clip_norm: float
+
+
+@dataclass
+class State:
+    """Everything that training needs to resume after ``epoch`` epochs; ``model`` holds what training changes."""
+
+    epoch: int = 0
+    model: dict[str, Any] = field(default_factory=dict)
+    optimiser: dict[str, Any] = field(default_factory=dict)
+    generator: Tensor | None = None
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+def train(
+    model: MPFM,
+    data: TrainingSet,
+    schedule: Schedule,
+    options: Options,
+    seed: int,
+    state: State | None = None,
+    checkpoint: Callable[[State], None] | None = None,
+) -> list[dict[str, float]]:
+    """Train in place and return one row of history per epoch.
+
+    Args:
+        model: the initialised model, on its device.
+        data: what the run may learn from.
+        schedule: length and batches.
+        options: the objective.
+        seed: of batches and noise.
+        state: where an interrupted training of the same run stopped.
+        checkpoint: called after each epoch with the state.
+    """
+    device = model.pooled_center.device
+    generator = torch.Generator().manual_seed(seed)
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay, fused=True
+    )
+    state = state or State()
+    if state.epoch:
+        assert state.generator is not None
+        load_trained(model, state.model)
+        optimiser.load_state_dict(state.optimiser)
+        generator.set_state(state.generator)
+    history = list(state.history)
+    for epoch in range(state.epoch, schedule.epochs):
+        sums: dict[str, float] = {}
+        for _ in range(schedule.iterations_per_epoch):
+            batch = draw_batch(model, data, schedule, generator, device)
+            terms, info = losses(model, batch, options, generator)
+            total = terms.total(options)
+            optimiser.zero_grad(set_to_none=True)
+            total.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), schedule.clip_norm)
+            optimiser.step()
+            for name, value in _row(terms, total, info.mutual, len(model.prototypes.logit)).items():
+                sums[name] = sums.get(name, 0.0) + value / schedule.iterations_per_epoch
+        history.append({"epoch": epoch + 1} | sums | monitor(model, data.normals, options, device))
+        if checkpoint is not None:
+            checkpoint(
+                State(
+                    epoch + 1,
+                    {name: value.detach() for name, value in model.named_parameters()},
+                    optimiser.state_dict(),
+                    generator.get_state(),
+                    list(history),
+                )
+            )
+    return history
+
+
+def draw_batch(
+    model: MPFM, data: TrainingSet, schedule: Schedule, generator: torch.Generator, device: torch.device
+) -> Batch:
+    """Normals, a share of them replaced by pseudo-anomalies, and known anomalies in random views."""
+    n_pseudo = min(round(schedule.pseudo_share * schedule.normals_per_batch), schedule.normals_per_batch - 1)
+    n_pseudo = n_pseudo if len(data.pseudo.rows) else 0
+    n_known = schedule.anomalies_per_batch if len(data.anomalies.rows) else 0
+    sizes = (schedule.normals_per_batch - n_pseudo, n_pseudo, n_known)
+    pieces = []
+    for group, size in zip((data.normals, data.pseudo, data.anomalies), sizes, strict=True):
+        if size:
+            pieces.append((group, torch.randint(len(group.rows), (size,), generator=generator).numpy()))
+    pooled = np.concatenate([group.rows.pooled[index] for group, index in pieces])
+    evidence = _gather([(group.evidence, index) for group, index in pieces], device)
+    maps = None
+    if evidence is None:
+        maps = torch.cat([group.rows.map_batch(index) for group, index in pieces]).to(device)
+    start = _gather([(group.start, index) for group, index in pieces], device)
+    path = _gather([(group.path, index) for group, index in pieces], device)
+    return Batch(
+        z=model.z(torch.from_numpy(pooled).to(device)),
+        start=None if start is None else Start(*start),
+        path=None if path is None else Path(*path),
+        maps=maps,
+        evidence=None if evidence is None else LocalEvidence(*evidence),
+        label=torch.tensor([NORMAL] * sizes[0] + [PSEUDO] * sizes[1] + [KNOWN] * sizes[2], device=device),
+    )
+
+
+def _gather(
+    pieces: list[tuple[tuple[Tensor, ...] | None, np.ndarray]], device: torch.device
+) -> tuple[Tensor, ...] | None:
+    """Rows of each tensor of each piece, joined; None unless every piece has them."""
+    known = [[tensor[index] for tensor in tensors] for tensors, index in pieces if tensors is not None]
+    if len(known) < len(pieces):
+        return None
+    return tuple(torch.cat(parts).to(device) for parts in zip(*known, strict=True))
+
+
+def monitor(model: MPFM, normals: TransportedRows, options: Options, device: torch.device) -> dict[str, float]:
+    """Once per epoch, on up to 256 normals: entropy of the assignments, used prototypes, size of the MIM gradient."""
+    z = model.z(torch.from_numpy(normals.rows.pooled[:256]).to(device))
+    start = _gather([(normals.start, np.arange(len(z)))], device)
+    psi = model.psi(z, None if start is None else Start(*start))
+    posterior = model.prototypes.posterior(psi, options.mim_sharpness)
+    loss = mim_loss(posterior, model.prototypes.weight, options.printed_mutual_information)
+    gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    size = sum(float(g.square().sum()) for g in gradients if g is not None) ** 0.5
+    return {
+        "assignment_entropy": float(information(posterior.detach()).marginal_entropy),
+        "used_prototypes": int(posterior.detach().argmax(1).unique().numel()),
+        "mim_gradient": size,
+    }
+
+
+def _row(terms: Losses, total: Tensor, mutual: Tensor, n_prototypes: int) -> dict[str, float]:
+    row = {name: float(value.detach()) for name, value in terms._asdict().items()}
+    share = float(mutual) / float(np.log(n_prototypes)) if n_prototypes > 1 else 0.0
+    return row | {"total": float(total.detach()), "information_share": share}

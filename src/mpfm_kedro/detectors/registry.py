@@ -1,0 +1,36 @@
+"""All baselines and references, in the order of the tables."""
+
+from __future__ import annotations
+
+from mpfm_kedro.detectors.base import Detector
+from mpfm_kedro.detectors.baselines.ahl import AHL
+from mpfm_kedro.detectors.baselines.devnet import DevNet
+from mpfm_kedro.detectors.baselines.dpdl import DPDL
+from mpfm_kedro.detectors.baselines.dra import DRA
+from mpfm_kedro.detectors.baselines.flos import FLOS
+from mpfm_kedro.detectors.baselines.mlep import MLEP
+from mpfm_kedro.detectors.baselines.patch_knn import PatchNeighbours
+from mpfm_kedro.detectors.baselines.references import (
+    LogisticRegression,
+    LogisticRegressionAndMahalanobis,
+    Mahalanobis,
+    MixtureOfModes,
+    NearestNormals,
+)
+from mpfm_kedro.detectors.baselines.saoe import SAOE
+from mpfm_kedro.errors import InputError
+
+
+def baselines() -> list[type[Detector]]:
+    """Rebuilt baselines, then references."""
+    rebuilt: list[type[Detector]] = [DevNet, FLOS, SAOE, MLEP, DRA, AHL, DPDL]
+    unsupervised: list[type[Detector]] = [Mahalanobis, MixtureOfModes, NearestNormals, PatchNeighbours]
+    return [*rebuilt, *unsupervised, LogisticRegression, LogisticRegressionAndMahalanobis]
+
+
+def baseline(name: str) -> type[Detector]:
+    """The baseline or reference of this name."""
+    by_name = {detector.name: detector for detector in baselines()}
+    if name not in by_name:
+        raise InputError(f"There is no baseline '{name}'; allowed are: {', '.join(by_name)}")
+    return by_name[name]

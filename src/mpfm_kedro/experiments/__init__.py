@@ -1,0 +1,1 @@
+"""Experiments: the protocol, trials and their cache, metrics and intervals."""

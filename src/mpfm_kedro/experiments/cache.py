@@ -1,0 +1,172 @@
+"""Fitted pieces and scores on disk: safetensors with JSON in the header, cached by what they were made from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.files import replacing
+from mpfm_kedro.provenance import key_digest
+
+if TYPE_CHECKING:
+    from mpfm_kedro.detectors.base import Artefact
+
+SUFFIX = ".safetensors"
+INDEX = "index.json"
+
+
+@dataclass(frozen=True)
+class ArtefactFile:
+    """One stored artefact; whether it exists is another question."""
+
+    path: Path
+
+    def exists(self) -> bool:
+        """Whether the artefact is there."""
+        return self.path.is_file()
+
+    @cached_property
+    def details(self) -> dict[str, Any]:
+        """Everything but the tensors, from the header of the file."""
+        try:
+            with safe_open(self.path, framework="np") as file:
+                return json.loads(file.metadata()["details"])
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{self.path} is missing or damaged ({error}); delete it to compute it again") from error
+
+    def digest(self) -> str:
+        """Names the numbers; the header, which also says how long they took, does not count."""
+        with self.path.open("rb") as file:
+            file.seek(8 + int.from_bytes(file.read(8), "little"))
+            return hashlib.file_digest(file, "sha256").hexdigest()[:24]
+
+    def load(self) -> Artefact:
+        """Tensors and details."""
+        from safetensors.torch import load_file  # with torch, which is slow to import
+
+        from mpfm_kedro.detectors.base import Artefact
+
+        return Artefact(load_file(self.path), self.details)
+
+    def save(self, artefact: Artefact) -> None:
+        """Write tensors and details in one step."""
+        from safetensors.torch import save_file
+
+        tensors = {name: value.contiguous() for name, value in artefact.tensors.items()}
+        with replacing(self.path) as partial:
+            save_file(tensors, partial, metadata={"details": json.dumps(artefact.details)})
+
+    def link_to(self, target: Path) -> None:
+        """The same artefact under another name, sharing its disk blocks where the file system can."""
+        try:
+            with replacing(target) as partial:
+                os.link(self.path, partial)
+        except InputError:  # another file system, or one without links
+            self.copy_to(target)
+
+    def copy_to(self, target: Path) -> None:
+        """A copy of its own under another name."""
+        with replacing(target) as partial:
+            shutil.copyfile(self.path, partial)
+
+    def delete(self) -> None:
+        """Remove the file."""
+        self.path.unlink(missing_ok=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Pieces, scores and checkpoints, each under a name made of its key."""
+
+    root: Path
+
+    def entry(self, kind: str, key: str) -> ArtefactFile:
+        """The artefact of this key, whether or not it exists yet."""
+        return ArtefactFile(self.root / f"{kind}-{key}{SUFFIX}")
+
+
+@dataclass
+class CheckpointFile:
+    """Where an interrupted fit stores its state, with the seconds spent so far."""
+
+    file: ArtefactFile
+    began: float = field(default_factory=time.monotonic)
+    spent: float = 0.0
+
+    def load(self) -> Artefact | None:
+        """The last state, if there is one."""
+        if not self.file.exists():
+            return None
+        state = self.file.load()
+        self.spent = state.details["seconds"]
+        return state
+
+    def save(self, state: Artefact) -> None:
+        """Replace the state."""
+        state.details["seconds"] = self.seconds
+        self.file.save(state)
+
+    @property
+    def seconds(self) -> float:
+        """Spent so far, interrupted attempts included."""
+        return self.spent + time.monotonic() - self.began
+
+
+def save_folder(folder: Path, artefacts: dict[str, ArtefactFile], copy: bool = False, like: Path | None = None) -> None:
+    """Put artefacts in a folder, each distinct one once, with an index of their names; others are removed.
+
+    Args:
+        folder: to write.
+        artefacts: by name.
+        copy: whether files are copied; otherwise they share their disk blocks with ``artefacts``.
+        like: a folder copied before; copies with the same numbers there are shared.
+    """
+    for artefact in {artefact.path: artefact for artefact in artefacts.values()}.values():
+        target = folder / artefact.path.name
+        earlier = ArtefactFile(like / target.name) if like else None
+        if earlier and earlier.exists() and earlier.digest() == artefact.digest():
+            earlier.link_to(target)
+        elif copy:
+            artefact.copy_to(target)
+        elif target != artefact.path:
+            artefact.link_to(target)
+    index = {name: artefact.path.name for name, artefact in artefacts.items()}
+    with replacing(folder / INDEX) as partial:
+        partial.write_text(json.dumps(index, indent=1, ensure_ascii=False))
+    for file in folder.glob(f"*{SUFFIX}"):
+        if file.name not in index.values():
+            file.unlink()
+
+
+def load_folder(folder: Path) -> dict[str, ArtefactFile]:
+    """The artefacts of a folder by name; tensors are read when they are needed."""
+    try:
+        index: dict[str, str] = json.loads((folder / INDEX).read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"No models in {folder}: {INDEX} is missing or damaged") from error
+    found = {name: ArtefactFile(folder / file) for name, file in index.items()}
+    for artefact in found.values():
+        if not artefact.exists():
+            raise InputError(f"{artefact.path} is missing, which {folder / INDEX} names")
+    return found
+
+
+def cache_key(**parts: Any) -> str:
+    """The key of something that is made from these parts."""
+    return key_digest(parts)

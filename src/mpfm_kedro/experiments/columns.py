@@ -1,0 +1,24 @@
+"""Columns of the tables between runs and reports, stated once, and the names of MPFM in them.
+
+A cell is what a column of a printed table shows: dataset, category, setting, known class and number M of known
+anomalies. A trial is one method on one run; run names are unique within a setting.
+"""
+
+from __future__ import annotations
+
+TRAINED, UNTRAINED = "MPFM", "MPFM, 0 iterations"
+
+EXPERIMENT = ["dataset", "setting"]
+CELL = ["dataset", "category", "setting", "known_class", "n_anomalies"]
+CELL_METHOD = [*CELL, "method"]
+RUN = ["run", "dataset", "category", "setting", "known_class", "n_anomalies", "seed"]
+TRIAL = ["setting", "run", "method"]
+
+PART_COLUMNS = ["score_g", "score_a", "score_r", "score_n"]
+SCORES = [*RUN, "method", "sample", "label", "score", *PART_COLUMNS, "mode"]
+COSTS = [*TRIAL, "seconds"]
+
+MEASURES = ["auc_mean", "auc_std", "ap_mean", "ap_std"]
+SUMMARY = [*CELL_METHOD, *MEASURES, "n_seeds", "seconds"]
+SETTING_SUMMARY = ["dataset", "category", "method", "known_class", "n_anomalies", *MEASURES, "n_seeds"]
+WITHOUT_REPEATS = [*CELL_METHOD, *MEASURES, "n_seeds", "excluded"]

@@ -1,0 +1,155 @@
+"""AUC-ROC and average precision of every trial, and their summary over seeds.
+
+Settings and studies take the same way: scores and costs → metrics by trial → summary by cell and method.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.experiments.columns import (
+    CELL_METHOD,
+    COSTS,
+    EXPERIMENT,
+    MEASURES,
+    RUN,
+    SETTING_SUMMARY,
+    SUMMARY,
+    TRIAL,
+    WITHOUT_REPEATS,
+)
+from mpfm_kedro.experiments.protocol import records
+from mpfm_kedro.sources.repeats import content
+
+LAST = "\uffff"  # sorts after every name
+
+
+def measure_trials(scores: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFrame:
+    """One row per run and method: AUC, AP, sizes of the test set, seconds of fitting and scoring."""
+    metrics = pd.DataFrame([describe(part) | measures(part) for _, part in scores.groupby(TRIAL, sort=False)])
+    check_complete(metrics)
+    return metrics.merge(costs[COSTS], on=TRIAL, how="left").round({"seconds": 3})
+
+
+def describe(part: pd.DataFrame) -> dict[str, Any]:
+    """The run and method of the scores of one trial."""
+    (row,) = part[[*RUN, "method"]].head(1).to_dict("records")
+    return {str(name): value for name, value in row.items()}
+
+
+def measures(part: pd.DataFrame) -> dict[str, float]:
+    """AUC and AP, undefined where only normals or only anomalies remain, and the numbers of both."""
+    anomalies = int((part["label"] == 1).sum())
+    sizes = {"n_test_normals": len(part) - anomalies, "n_test_anomalies": anomalies}
+    if 0 in sizes.values():
+        return {"auc": np.nan, "ap": np.nan, **sizes}
+    scored = part["label"], part["score"]
+    return {"auc": float(roc_auc_score(*scored)), "ap": float(average_precision_score(*scored)), **sizes}
+
+
+def check_complete(run_metrics: pd.DataFrame) -> None:
+    """Raise where a method lacks some classes or categories of a seed: its mean would be one over others."""
+    for (_, setting, n_anomalies), part in run_metrics.groupby([*EXPERIMENT, "n_anomalies"]):
+        wanted = len(part[["category", "known_class"]].drop_duplicates())
+        for (method, seed), own in part.groupby(["method", "seed"]):
+            if len(own) != wanted:
+                raise InputError(
+                    f"'{method}' has {len(own)} of {wanted} runs in the {setting} setting with M={n_anomalies}, "
+                    f"seed {seed}: a mean over these would not compare"
+                )
+
+
+def summarise(run_metrics: pd.DataFrame) -> pd.DataFrame:
+    """Mean and standard deviation over seeds of every cell and method, and seconds per run.
+
+    Cells with ``mean`` as known class or category are means over these; their ± is the standard deviation over seeds
+    of that mean. Methods keep their order.
+    """
+    by = [*EXPERIMENT, "method", "n_anomalies"]
+    seconds = run_metrics.groupby(by)["seconds"].mean().reset_index()
+    return over_seeds(run_metrics, "auc", "ap").merge(seconds, on=by, how="left")[SUMMARY]
+
+
+def summarise_setting(run_metrics: pd.DataFrame) -> pd.DataFrame:
+    """The summary of one setting in the columns of its ``summary.csv``."""
+    return summarise(run_metrics)[SETTING_SUMMARY]
+
+
+def summarise_without_repeats(scores: pd.DataFrame, runs: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
+    """The summary without test images that repeat a training image of their run, or an earlier test image.
+
+    ``excluded`` is their mean number per run. No rows where no test image repeats another one.
+    """
+    shown = content(samples).set_axis(samples["sample_id"])
+    repeats = {(run["setting"], run["run"]): repeated_tests(run, shown) for run in records(runs)}
+    tested = zip(scores["setting"], scores["run"], scores["sample"], strict=True)
+    scores = scores.assign(excluded=[sample in repeats[setting, run] for setting, run, sample in tested])
+    if not scores["excluded"].any():
+        return pd.DataFrame(columns=WITHOUT_REPEATS)
+    rows = [
+        describe(part) | measures(part[~part["excluded"]]) | {"excluded": part["excluded"].sum()}
+        for _, part in scores.groupby(TRIAL, sort=False)
+    ]
+    summary = over_seeds(pd.DataFrame(rows), "auc", "ap", "excluded")
+    return summary.rename(columns={"excluded_mean": "excluded"})[WITHOUT_REPEATS]
+
+
+def repeated_tests(run: dict[str, Any], shown: pd.Series) -> set[str]:
+    """The tested samples of a run that show what it was trained with, or what was tested before."""
+    tested = shown[[*run["test_normals"], *run["test_anomalies"]]]
+    learned = shown[[*run["train_normals"], *run["known_anomalies"]]]
+    return set(tested.index[tested.isin(set(learned)) | tested.duplicated()])
+
+
+def as_metrics(summary: pd.DataFrame) -> dict[str, Any]:
+    """AUC and AP of a setting's summary by method, then category and known class where there are some, then M."""
+    metrics: dict[str, Any] = {}
+    for row in with_numbers(summary).to_dict("records"):
+        cell = metrics.setdefault(row["method"], {})
+        for name in filter(None, [row["category"], row["known_class"]]):
+            cell = cell.setdefault(name, {})
+        cell[f"M{row['n_anomalies']}"] = {name: row[name] for name in MEASURES if not np.isnan(row[name])}
+    return metrics
+
+
+def with_numbers(summary: pd.DataFrame) -> pd.DataFrame:
+    """The measures as numbers: an undefined one comes back from a CSV file as an empty text."""
+    return summary.assign(**{name: pd.to_numeric(summary[name]) for name in MEASURES})
+
+
+def over_seeds(run_metrics: pd.DataFrame, *values: str) -> pd.DataFrame:
+    """Mean and (population) standard deviation over seeds of ``values``, by cell and method, in the order of tables."""
+    groups = with_means(run_metrics, list(values)).groupby(CELL_METHOD, sort=False)
+    means, deviations = groups[list(values)].mean(), groups[list(values)].std(ddof=0)
+    summary = means.add_suffix("_mean").join(deviations.add_suffix("_std")).assign(n_seeds=groups["seed"].nunique())
+    return _in_order(summary.reset_index(), run_metrics["method"].unique())
+
+
+def with_means(run_metrics: pd.DataFrame, values: list[Any]) -> pd.DataFrame:
+    """Rows by trial, and for every seed the means of ``values`` over known classes and categories."""
+    tables = []
+    for _, part in run_metrics.groupby(EXPERIMENT, sort=False):
+        tables.append(part)
+        if part["known_class"].nunique() > 1:
+            tables.append(_mean_over(tables[-1], "known_class", values))
+        if part["category"].nunique() > 1:
+            tables.append(_mean_over(tables[-1], "category", values))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _mean_over(metrics: pd.DataFrame, column: str, values: list[Any]) -> pd.DataFrame:
+    remaining = [name for name in [*CELL_METHOD, "seed"] if name != column]
+    return metrics.groupby(remaining, sort=False)[values].mean().reset_index().assign(**{column: "mean"})
+
+
+def _in_order(summary: pd.DataFrame, methods: np.ndarray) -> pd.DataFrame:
+    """By dataset, setting, category, M, method as given and known class; means come last."""
+    key = summary[CELL_METHOD].replace({"known_class": {"mean": LAST}, "category": {"mean": LAST}})
+    key["method"] = key["method"].map({method: place for place, method in enumerate(methods)})
+    by = [*EXPERIMENT, "category", "n_anomalies", "method", "known_class"]
+    return summary.loc[key.sort_values(by).index].reset_index(drop=True)

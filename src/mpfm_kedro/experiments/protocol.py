@@ -1,0 +1,228 @@
+"""The run table: which samples train and which test, for every cell of an experiment.
+
+With ``group_split`` no item (a commutator, a piece of fabric, an image and its copies) is on both sides of a run. The
+draws stay as they are without it; then every test sample whose item is among the run's training normals or its pool of
+known anomalies leaves the test set. So an anomaly of a training item may be known and is never tested, and the test
+set is still the same for every M up to ten.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.sources.repeats import joined_groups
+
+logger = logging.getLogger(__name__)
+POOL = 10
+MIN_CLASS_SIZE = 10
+Items = Mapping[str, int]
+
+
+class NoHardSettingError(InputError):
+    """The anomalies have no two classes, or none that is large enough to be the known one."""
+
+
+def make_general_runs(
+    samples: pd.DataFrame, n_anomalies: Any, n_seeds: int, first_seed: int = 0, group_split: bool = False
+) -> pd.DataFrame:
+    """General setting: known anomalies drawn from all classes.
+
+    All anomalies are shuffled with the run's seed; the first ten are the pool that the known ones come from. The
+    anomalies outside the pool are tested, so the test set is the same for every M up to ten.
+
+    Args:
+        samples: the sample table.
+        n_anomalies: M, or a list of several.
+        n_seeds: number of seeds.
+        first_seed: the first of them.
+        group_split: exclude test samples of items that the run learns from.
+    """
+    rows = []
+    items = _items(samples) if group_split else None
+    for category, part in _readable(samples).groupby("category"):
+        anomalies = _ids(part, "anomaly")
+        pools: dict[int, int] = {}  # by M; a pool that shrinks can make two of them one
+        for wanted in _as_list(n_anomalies):
+            pool = _pool_size(len(anomalies), wanted, str(category) or str(part["dataset"].iloc[0]))
+            pools.setdefault(min(wanted, pool), pool)
+        for known, pool in pools.items():
+            for seed in range(first_seed, first_seed + n_seeds):
+                shuffled = np.random.default_rng(seed).permutation(anomalies)
+                rows.append(_run(part, "general", "", known, seed, shuffled[:pool], shuffled[pool:], items))
+    return pd.DataFrame(rows)
+
+
+def make_hard_runs(
+    samples: pd.DataFrame,
+    known_class: str,
+    n_anomalies: Any,
+    n_seeds: int,
+    first_seed: int = 0,
+    group_split: bool = False,
+) -> pd.DataFrame:
+    """Hard setting: known anomalies of one class, tested on all the other classes.
+
+    Each class with at least ten samples is the known one in turn, or only ``known_class``; the whole known class
+    leaves the test set. The other arguments are those of ``make_general_runs``.
+
+    Raises:
+        NoHardSettingError: There are no two classes of anomalies, or no class is large enough.
+    """
+    rows = []
+    items = _items(samples) if group_split else None
+    several = samples["category"].nunique() > 1
+    for category, part in _readable(samples).groupby("category"):
+        name = str(category) or str(part["dataset"].iloc[0])
+        if several and part["defect_class"][part["split"] == "anomaly"].nunique() < 2:
+            logger.warning("%s has one anomaly class and no hard setting: skipped", name)
+            continue
+        for known in _known_classes(part, known_class, name):
+            own = _ids(part[part["defect_class"] == known], "anomaly")
+            others = _ids(part[part["defect_class"] != known], "anomaly")
+            for wanted in _as_list(n_anomalies):
+                if wanted > len(own):
+                    raise InputError(f"Parameter 'n_anomalies' = {wanted}: class '{known}' of {name} has {len(own)}")
+                for seed in range(first_seed, first_seed + n_seeds):
+                    pool = np.random.default_rng(seed).permutation(own)[: max(POOL, wanted)]
+                    rows.append(_run(part, "hard", known, wanted, seed, pool, others, items))
+    if not rows and known_class == "all":
+        raise NoHardSettingError(
+            "No category has two anomaly classes, which the hard setting needs: use general_setting"
+        )
+    if not rows:
+        raise InputError(
+            f"Parameter 'known_class' = '{known_class}': no category has that class; "
+            f"there are: {', '.join(sorted(set(samples['defect_class']) - {''}))}"
+        )
+    return pd.DataFrame(rows)
+
+
+def make_study_runs(
+    samples: pd.DataFrame,
+    known_class: str,
+    n_anomalies: Any,
+    n_seeds: int,
+    first_seed: int = 0,
+    group_split: bool = False,
+) -> pd.DataFrame:
+    """The runs of both settings; only general ones where there is no hard setting."""
+    rest = (n_anomalies, n_seeds, first_seed, group_split)
+    tables = [make_general_runs(samples, *rest)]
+    try:
+        tables.append(make_hard_runs(samples, known_class, *rest))
+    except NoHardSettingError as error:
+        logger.warning("General setting only: %s", error)
+    runs = pd.concat(tables, ignore_index=True)
+    return runs.assign(run=runs["setting"] + "-" + runs["run"])
+
+
+def records(runs: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a run table, sample lists as lists."""
+    rows = runs.to_dict("records")
+    return [{str(k): list(v) if isinstance(v, np.ndarray) else v for k, v in row.items()} for row in rows]
+
+
+def _items(samples: pd.DataFrame) -> Items:
+    """The item of each sample; items that share an image are one."""
+    return dict(zip(samples["sample_id"], joined_groups(samples), strict=True))
+
+
+def _readable(samples: pd.DataFrame) -> pd.DataFrame:
+    return samples[samples["problem"] == ""].sort_values("sample_id")
+
+
+def _ids(samples: pd.DataFrame, split: str) -> list[str]:
+    return samples["sample_id"][samples["split"] == split].tolist()
+
+
+def _as_list(value: int | list[int]) -> list[int]:
+    return [value] if isinstance(value, int) else list(dict.fromkeys(value))
+
+
+def _pool_size(available: int, wanted: int, name: str) -> int:
+    """Ten, or as many as are known; half of the anomalies where there are fewer than twice that."""
+    if available < 2:
+        raise InputError(
+            f"{name} has {available} anomalies; two are needed, one to learn from, one to test"
+        )
+    if wanted > available:
+        raise InputError(f"Parameter 'n_anomalies' = {wanted}: {name} has {available} anomalies")
+    pool = max(POOL, wanted)
+    if available < 2 * pool:
+        pool = available // 2
+        logger.warning(
+            "%s has only %d anomalies: the pool of known ones shrinks to %d, the others are tested",
+            name,
+            available,
+            pool,
+        )
+    return pool
+
+
+def _known_classes(part: pd.DataFrame, known_class: str, name: str) -> list[str]:
+    sizes = part["defect_class"][part["split"] == "anomaly"].value_counts()
+    if len(sizes) < 2:
+        raise NoHardSettingError(
+            f"{name} has {len(sizes)} anomaly class(es); the hard setting needs two: use general_setting"
+        )
+    if known_class != "all":
+        return [known_class] if known_class in sizes.index else []
+    large = sorted(sizes.index[sizes >= MIN_CLASS_SIZE])
+    if not large:
+        raise NoHardSettingError(
+            f"{name}: no anomaly class has {MIN_CLASS_SIZE} samples ({dict(sizes)}): "
+            "name one with known_class, or use general_setting"
+        )
+    return large
+
+
+def _run(
+    part: pd.DataFrame,
+    setting: str,
+    known_class: str,
+    n_anomalies: int,
+    seed: int,
+    pool: Any,
+    tested: Iterable[str],
+    items: Items | None,
+) -> dict[str, Any]:
+    """One run; its known anomalies are the first ``n_anomalies`` of the pool."""
+    dataset, category = str(part["dataset"].iloc[0]), str(part["category"].iloc[0])
+    name = "-".join([*filter(None, [category, known_class]), f"M{n_anomalies}", f"seed{seed}"])
+    train_normals = _ids(part, "train")
+    tests = {"test_normals": _ids(part, "test"), "test_anomalies": sorted(tested)}
+    if items is not None:
+        tests = _of_other_items(tests, [*train_normals, *pool], items, f"{dataset}, {setting} run {name}")
+    return {
+        "run": name.replace("/", "_").replace(" ", "_"),
+        "dataset": dataset,
+        "category": category,
+        "setting": setting,
+        "known_class": known_class,
+        "n_anomalies": n_anomalies,
+        "seed": seed,
+        "train_normals": train_normals,
+        "known_anomalies": list(pool[:n_anomalies]),
+        **tests,
+    }
+
+
+def _of_other_items(
+    tests: dict[str, list[str]], learned: Iterable[str], items: Items, name: str
+) -> dict[str, list[str]]:
+    """The test samples of items that the run does not learn from."""
+    taken = {items[sample] for sample in learned}
+    kept = {kind: [sample for sample in samples if items[sample] not in taken] for kind, samples in tests.items()}
+    for kind, remaining in kept.items():
+        if not remaining:
+            raise InputError(
+                f"{name}: with ingestion.group_split no sample remains for {kind}: the items of all {len(tests[kind])} "
+                "are among the training normals or the pool of known anomalies"
+            )
+    return kept

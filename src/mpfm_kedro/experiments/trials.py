@@ -1,0 +1,299 @@
+"""Trials: every run with every specification, fitted in pieces and scored, each piece once.
+
+Pieces, scores and checkpoints are cached under a key of all that decides their numbers: the images learned from, the
+features, the parameters of the piece, the code that fits it, the libraries, and the keys of the earlier pieces. Which
+pieces are missing is known before any work begins, so no two workers compute the same one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache as remember
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mpfm_kedro.backbones.store import KEY, Features
+from mpfm_kedro.detectors.pieces import Piece, Specification
+from mpfm_kedro.experiments.cache import ArtefactFile, Cache, cache_key
+from mpfm_kedro.experiments.columns import COSTS, PART_COLUMNS, RUN, SCORES
+from mpfm_kedro.experiments.protocol import records
+from mpfm_kedro.images.views import ORIGINAL
+from mpfm_kedro.parallel import concurrent_tasks, map_tasks, memory_limit
+from mpfm_kedro.parameters import ComputeParameters
+from mpfm_kedro.provenance import code_digest, code_revision, library_versions
+
+logger = logging.getLogger(__name__)
+DATA_CODE = "mpfm_kedro.experiments.run_data"  # which rows of features a run learns from
+TRIAL_COLUMNS = [*RUN, "method", "kind", "budget", "note", "specification"]
+CONTENT_DIGITS = 16
+PROCESS_BYTES, POOLED_COPIES, SQUARE_COPIES = 800_000_000, 20, 3  # of a task's memory, as measured on ELPV
+REFERENCE_POSITIONS = 196  # of a map, where the seconds of specifications were measured
+NO_MODE = -1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One specification on one run."""
+
+    run: dict[str, Any]
+    specification: Specification
+
+    def piece_name(self, piece: Piece) -> str:
+        """The name of one of its pieces in a folder of models."""
+        return f"{self.run['run']}|{self.specification.name}|{piece.name}"
+
+
+@dataclass(frozen=True)
+class PieceTask:
+    """One piece to fit: from which data and earlier pieces, and where it is stored."""
+
+    piece: Piece
+    run: dict[str, Any]
+    features: Features
+    earlier: dict[str, ArtefactFile]
+    entry: ArtefactFile
+    checkpoint: ArtefactFile
+    details: dict[str, Any]
+    device: str
+    memory: int
+
+
+@dataclass(frozen=True)
+class ScoreTask:
+    """Samples to score by one fitted detector, and where the scores are stored."""
+
+    load: str
+    pieces: dict[str, ArtefactFile]
+    features: Features
+    samples: list[str]
+    entry: ArtefactFile
+    device: str
+
+
+def plan_trials(runs: pd.DataFrame, specifications: list[Specification]) -> pd.DataFrame:
+    """The trial table: one row per run and specification."""
+    rows = []
+    for run in records(runs):
+        for one in specifications:
+            described = {"method": one.name, "kind": one.kind, "budget": one.budget, "note": one.note}
+            rows.append({name: run[name] for name in RUN} | described | {"specification": one.model_dump_json()})
+    return pd.DataFrame(rows, columns=TRIAL_COLUMNS)
+
+
+def read_trials(trials: pd.DataFrame, runs: pd.DataFrame) -> list[Trial]:
+    """The trials of a table, with the samples of their runs."""
+    run_of = {run["run"]: run for run in records(runs)}
+    specify = remember(Specification.model_validate_json)
+    pairs = zip(trials["run"], trials["specification"], strict=True)
+    return [Trial(run_of[run], specify(specification)) for run, specification in pairs if run in run_of]
+
+
+def fit_pieces(
+    trials: list[Trial],
+    features: Features,
+    cache: Cache,
+    initial: dict[str, ArtefactFile] | None,
+    label: str,
+    device: str,
+    compute: ComputeParameters,
+) -> dict[str, ArtefactFile]:
+    """Fit the pieces of all trials that know no anomaly or, given these as ``initial``, the supervised ones.
+
+    Pieces are fitted step by step: first all first pieces, then all that need one of them, and so on.
+    """
+    fitted: dict[str, ArtefactFile] = dict(initial or {})
+    describe = remember(partial(_describe_data, features=features))
+    for step in range(max((len(trial.specification.pieces) for trial in trials), default=0)):
+        chosen = [
+            (trial, trial.specification.pieces[step])
+            for trial in trials
+            if step < len(trial.specification.pieces)
+            and trial.specification.pieces[step].supervised == (initial is not None)
+        ]
+        tasks: dict[str, PieceTask] = {}
+        for trial, piece in chosen:
+            task = _piece_task(trial, piece, features, cache, fitted, device, describe)
+            fitted[trial.piece_name(piece)] = task.entry
+            tasks.setdefault(task.entry.path.name, task)
+        names = list(dict.fromkeys(piece.name.replace("_", " ") for _, piece in chosen))
+        _fit_missing(
+            list(tasks.values()), f"{label}, {names[0]}{' and others' * (len(names) > 1)}" if names else "", compute
+        )
+    return {name: entry for name, entry in fitted.items() if name not in (initial or {})}
+
+
+def _fit_missing(tasks: list[PieceTask], label: str, compute: ComputeParameters) -> None:
+    """Fit what is not cached, the longest tasks first; say before how long it takes."""
+    remaining = sorted((task for task in tasks if not task.entry.exists()), key=lambda task: -task.piece.seconds)
+    if not remaining:
+        return
+    device, need = remaining[0].device, max(_task_bytes(task) for task in remaining)
+    at_once = concurrent_tasks(compute, device, len(remaining), need)
+    positions = int(np.prod(remaining[0].features.store.spec.map_shape[1:]))
+    seconds = sum(task.piece.seconds for task in remaining) * positions / REFERENCE_POSITIONS / at_once
+    logger.info("%s: %d of %d remain, about %.1f minutes", label, len(remaining), len(tasks), seconds / 60)
+    share = memory_limit(compute) // at_once
+    map_tasks(fit_piece, [replace(task, memory=share) for task in remaining], label, compute, device, len(tasks), need)
+
+
+def fit_piece(task: PieceTask) -> None:
+    """Fit one piece and store it; the work of a worker."""
+    from mpfm_kedro.experiments.fitting import fit  # with torch, which is slow to import
+
+    fit(task)
+
+
+def score_trials(
+    trials: list[Trial],
+    features: Features,
+    models: dict[str, ArtefactFile],
+    cache: Cache,
+    device: str,
+    compute: ComputeParameters,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Scores of every trial's test samples, and the seconds each trial took.
+
+    Trials that share all pieces are scored together, once for the union of their test samples.
+    """
+    groups: dict[tuple[str, ...], list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault(tuple(str(file.path) for file in _pieces(trial, models).values()), []).append(trial)
+    tasks = [_score_task(own, features, models, cache, device) for own in groups.values()]
+    remaining = [task for task in tasks if not task.entry.exists()]
+    if remaining:
+        most = max(len(task.samples) for task in remaining)
+        need = PROCESS_BYTES + POOLED_COPIES * most * 4 * features.store.spec.pooled_size
+        map_tasks(score_samples, remaining, "Scoring", compute, device, len(tasks), need)
+    scores, costs = [], []
+    for own, task in zip(groups.values(), tasks, strict=True):
+        artefact = task.entry.load()
+        row = {sample: i for i, sample in enumerate(task.samples)}
+        fit_seconds = sum(file.details["seconds"] for file in task.pieces.values())
+        for trial in own:
+            chosen = [row[sample] for sample in tested(trial.run)]
+            scores.append(_score_table(trial, chosen, {k: v.numpy() for k, v in artefact.tensors.items()}))
+            seconds = fit_seconds + artefact.details["seconds"] * len(chosen) / len(task.samples)
+            described = {"setting": trial.run["setting"], "run": trial.run["run"], "method": trial.specification.name}
+            costs.append(described | {"seconds": round(seconds, 2)})
+    order = {(trial.run["run"], trial.specification.name): i for i, trial in enumerate(trials)}
+    table = pd.concat(scores, ignore_index=True)
+    place = pd.Series(zip(table["run"], table["method"], strict=True)).map(order)
+    return table.iloc[place.argsort(kind="stable")].reset_index(drop=True)[SCORES], pd.DataFrame(costs)[COSTS]
+
+
+def score_samples(task: ScoreTask) -> None:
+    """Score samples by one fitted detector and store the scores; the work of a worker."""
+    from mpfm_kedro.experiments.fitting import score  # with torch, which is slow to import
+
+    score(task)
+
+
+def tested(run: dict[str, Any]) -> list[str]:
+    """The test samples of a run, normals first."""
+    return [*run["test_normals"], *run["test_anomalies"]]
+
+
+def contents(sample_ids: Iterable[str], features: Features, views: list[str] | None = None) -> list[list[str]]:
+    """Content hash, crop and view of samples, in all views or in some; sorted by sample and view."""
+    own = features.index[features.index["sample_id"].isin(set(sample_ids))]
+    if views is not None:
+        own = own[own["view"].isin(views)]
+    return own.sort_values(["sample_id", "view"])[["sample_id", *KEY]].to_numpy().tolist()
+
+
+def learned_contents(sample_ids: Iterable[str], features: Features) -> list[str]:
+    """Short names of what samples show, by content and crop; equal for copies of one image."""
+    rows = contents(sample_ids, features, [ORIGINAL])
+    short = [(content[:CONTENT_DIGITS], crop) for _, content, crop, _ in rows]
+    return sorted({f"{content}#{crop}" if crop else content for content, crop in short})
+
+
+def _piece_task(
+    trial: Trial,
+    piece: Piece,
+    features: Features,
+    cache: Cache,
+    fitted: dict[str, ArtefactFile],
+    device: str,
+    describe: Callable[[tuple[str, ...]], dict[str, Any]],
+) -> PieceTask:
+    """The task of one piece of a trial; the earlier ones are planned or fitted already."""
+    run, pieces = trial.run, trial.specification.pieces
+    earlier = {one.name: fitted[trial.piece_name(one)] for one in pieces[: pieces.index(piece)]}
+    data = describe((*run["train_normals"], *(run["known_anomalies"] if piece.supervised else ())))
+    key = cache_key(
+        piece=piece.name,
+        parameters=piece.parameters,
+        seed=run["seed"] if piece.random else None,
+        features=features.store.spec.digest,
+        data=data["data"],
+        code=[code_digest(piece.fit.partition(":")[0]), code_digest(DATA_CODE)],
+        libraries=library_versions(),
+        earlier=[file.path.stem for file in earlier.values()],
+    )
+    details = {
+        "piece": piece.name,
+        "key": key,
+        "parameters": piece.parameters,
+        "seed": run["seed"],
+        "features": features.store.spec.digest,
+        "weights": features.store.spec.weights_digest,
+        **data,
+        "revision": code_revision(),
+        "libraries": library_versions(),
+    }
+    entry, checkpoint = cache.entry(piece.name, key), cache.entry("checkpoint", key)
+    return PieceTask(piece, run, features, earlier, entry, checkpoint, details, device, memory=0)
+
+
+def _describe_data(sample_ids: tuple[str, ...], features: Features) -> dict[str, Any]:
+    """Digest of what training samples show, in all views, and short names of it."""
+    return {
+        "data": cache_key(samples=sample_ids, contents=contents(sample_ids, features)),
+        "learned": learned_contents(sample_ids, features),
+    }
+
+
+def _pieces(trial: Trial, models: dict[str, ArtefactFile]) -> dict[str, ArtefactFile]:
+    return {piece.name: models[trial.piece_name(piece)] for piece in trial.specification.pieces}
+
+
+def _score_task(
+    trials: list[Trial], features: Features, models: dict[str, ArtefactFile], cache: Cache, device: str
+) -> ScoreTask:
+    specification, pieces = trials[0].specification, _pieces(trials[0], models)
+    samples = list(dict.fromkeys(sample for trial in trials for sample in tested(trial.run)))
+    key = cache_key(
+        pieces=[file.path.stem for file in pieces.values()],
+        code=[code_digest(specification.load.partition(":")[0]), code_digest(DATA_CODE)],
+        libraries=library_versions(),
+        features=features.store.spec.digest,
+        samples=samples,
+        contents=contents(samples, features, [ORIGINAL]),
+    )
+    return ScoreTask(specification.load, pieces, features, samples, cache.entry("scores", key), device)
+
+
+def _score_table(trial: Trial, chosen: list[int], values: dict[str, np.ndarray]) -> pd.DataFrame:
+    """The scores of a run's own test samples, among those that were scored."""
+    run = trial.run
+    table = pd.DataFrame(
+        {name: run[name] for name in RUN} | {"method": trial.specification.name, "sample": tested(run)}
+    )
+    table["label"] = np.repeat([0, 1], [len(run["test_normals"]), len(run["test_anomalies"])])
+    table["score"] = values["score"][chosen]
+    table[PART_COLUMNS] = values["parts"][chosen] if "parts" in values else np.nan
+    table["mode"] = values["mode"][chosen] if "mode" in values else NO_MODE
+    return table
+
+
+def _task_bytes(task: PieceTask) -> int:
+    """Memory that fitting a piece takes, about: the process, copies of pooled statistics, square matrices."""
+    spec = task.features.store.spec
+    rows = task.features.index["sample_id"].isin({*task.run["train_normals"], *task.run["known_anomalies"]}).sum()
+    return PROCESS_BYTES + POOLED_COPIES * int(rows) * 4 * spec.pooled_size + SQUARE_COPIES * 8 * spec.pooled_size**2

@@ -1,0 +1,100 @@
+"""Versions: every result that `kedro run` kept, and whether its models may be used with the present data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from mpfm_kedro.backbones.store import Features
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.experiments.cache import ArtefactFile
+from mpfm_kedro.experiments.protocol import records
+from mpfm_kedro.experiments.trials import learned_contents, read_trials, tested
+from mpfm_kedro.provenance import code_revision
+
+NUMBERS = ["n_anomalies", "n_seeds", "auc_mean", "auc_std"]
+COLUMNS = ["dataset", "setting", "version", "method", *NUMBERS, "revision", "data", "weights"]
+DIGITS = 12
+
+
+def list_versions(root: Path) -> pd.DataFrame:
+    """AUC of every version below ``root``, newest last: the mean over classes and categories if several."""
+    tables = []
+    for file in root.glob("*/*/summary.csv/*/summary.csv"):
+        dataset, setting, _, version = file.relative_to(root).parts[:4]
+        summary = pd.read_csv(file, keep_default_na=False)
+        for column in ("category", "known_class"):
+            if (summary[column] == "mean").any():
+                summary = summary[summary[column] == "mean"]
+        record_file = root / dataset / setting / "record.json" / version / "record.json"
+        record = json.loads(record_file.read_text()) if record_file.is_file() else {}
+        origin = {name: str(record.get(name, ""))[:DIGITS] for name in ("revision", "data", "weights")}
+        tables.append(summary.assign(dataset=dataset, setting=setting, version=version, **origin))
+    if not tables:
+        return pd.DataFrame(columns=COLUMNS)
+    return pd.concat(tables)[COLUMNS].sort_values(["dataset", "setting", "version"], kind="stable")
+
+
+def find_version(root: Path, dataset: str, setting: str, prefix: str) -> str:
+    """The one version whose name begins with ``prefix``."""
+    known = sorted(path.name for path in (root / dataset / setting / "models").glob("*"))
+    found = [name for name in known if name.startswith(prefix)]
+    if len(found) == 1:
+        return found[0]
+    problem = "is not unique" if found else "does not exist"
+    names = ", ".join(found or known) or "none"
+    raise InputError(f"Version '{prefix}' of {dataset}, {setting} setting, {problem}; there are: {names}")
+
+
+def check_version(
+    trials: pd.DataFrame, models: dict[str, ArtefactFile], runs: pd.DataFrame, features: Features
+) -> None:
+    """Refuse models that do not fit the present runs and features, or that learned what is tested now.
+
+    Args:
+        trials: of the version.
+        models: all pieces of the version.
+        runs: the present runs.
+        features: the present features.
+    """
+    if missing := sorted({run["run"] for run in records(runs)} - set(trials["run"])):
+        raise InputError(f"The version has no model of the present runs {', '.join(missing)}")
+    for trial in read_trials(trials, runs):
+        pieces = [models[trial.piece_name(piece)] for piece in trial.specification.pieces]
+        if any(piece.details["features"] != features.store.spec.digest for piece in pieces):
+            raise InputError("The models of the version were made from other features than the present ones")
+        learned = {content for piece in pieces for content in piece.details["learned"]}
+        for sample in tested(trial.run):
+            if learned & set(learned_contents([sample], features)):
+                raise InputError(
+                    f"The version's model of run {trial.run['run']} has learned {sample}, which is tested now: "
+                    "the split has changed since"
+                )
+
+
+def record(
+    features: Features, models: dict[str, ArtefactFile], initial_models: dict[str, ArtefactFile]
+) -> dict[str, Any]:
+    """What results were made from, as the models themselves say: code, parameters, data, weights.
+
+    ``revision`` is that of the code which fitted the models, ``scored_by`` that of the code which scored with them.
+    """
+    pieces = initial_models | models
+    details = {name: artefact.details for name, artefact in pieces.items()}
+    parameters: dict[str, Any] = {}
+    for name, one in details.items():
+        _, method, piece = name.split("|")
+        parameters.setdefault(method, {})[piece] = one["parameters"]
+    return {
+        "revision": ", ".join(sorted({one["revision"] for one in details.values()})),
+        "scored_by": code_revision(),
+        "data": features.digest,
+        "weights": ", ".join(sorted({one["weights"] for one in details.values()})),
+        "features": ", ".join(sorted({one["features"] for one in details.values()})),
+        "image_size": features.store.spec.image_size,
+        "parameters": parameters,
+        "models": {name: artefact.digest() for name, artefact in pieces.items()},
+    }

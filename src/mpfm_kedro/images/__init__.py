@@ -1,0 +1,1 @@
+"""Images: decoding, crops, views, hashes."""

@@ -1,0 +1,143 @@
+"""The loader that nodes get their images from, and what it knows of each file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from PIL import Image
+
+from mpfm_kedro.files import replacing
+from mpfm_kedro.images.decoding import cut, decode, open_image, to_rgb
+from mpfm_kedro.progress import progress
+from mpfm_kedro.sources.samples import CHECKED
+
+FILE = ["folder", "path", "crop", "size", "modified"]
+KINDS: dict[str, Any] = dict.fromkeys(CHECKED, "str") | {"width": "int64", "height": "int64"}
+FILES_IN_ONE_PIECE = 64
+DHASH_SIDE = 16
+THUMBNAIL = 160
+
+
+def dhash(image: Image.Image) -> str:
+    """Difference hash: whether each of 16×16 areas is darker than its right neighbour, 256 bits in hex.
+
+    Copies that were scaled or compressed again differ in few bits. An image of one colour has no such bits, and
+    would be like every other one: it gets "".
+    """
+    grey = image if image.mode == "L" else to_rgb(image).convert("L")
+    darkest, lightest = grey.getextrema()
+    if darkest == lightest:
+        return ""
+    areas = np.asarray(grey.resize((DHASH_SIDE + 1, DHASH_SIDE), Image.Resampling.BOX))
+    return np.packbits(areas[:, 1:] > areas[:, :-1]).tobytes().hex()
+
+
+@dataclass(frozen=True)
+class ImageLoader:
+    """Reads the images below ``folder``; larger ones than ``max_pixels`` are refused before decoding.
+
+    ``memory`` is a Parquet file with what earlier runs found of each file.
+    """
+
+    dataset: str
+    folder: Path
+    max_pixels: int
+    memory: Path
+
+    def read(self, path: str, crop: str = "") -> Image.Image:
+        """One image, or a crop of it, as RGB."""
+        return decode(path, (self.folder / path).read_bytes(), self.max_pixels, crop)
+
+    def thumbnail(self, path: str, crop: str, content_hash: str) -> Image.Image:
+        """A small copy of an image or crop, cached beside the memory."""
+        cached = self.memory.with_name("thumbnails") / f"{content_hash}{crop and '-'}{crop}.png"
+        if not cached.is_file():
+            small = self.read(path, crop)
+            small.thumbnail((THUMBNAIL, THUMBNAIL))
+            with replacing(cached) as partial:
+                small.save(partial, format="png")
+        with Image.open(cached) as image:
+            return image.convert("RGB")
+
+    def examine_crops(self, path: str, crops: Sequence[str]) -> list[dict[str, Any]]:
+        """What ``CHECKED`` names, of crops of one file; for an unusable file also its problem."""
+        result: dict[str, Any] = dict.fromkeys(CHECKED, "") | {"width": 0, "height": 0}
+        try:
+            content = (self.folder / path).read_bytes()
+            result["content_hash"] = hashlib.sha256(content).hexdigest()
+            image = open_image(path, content, self.max_pixels)
+            result |= {"width": image.width, "height": image.height, "pixel_format": image.mode}
+            image.load()
+            return [result | {"dhash": dhash(cut(image, crop))} for crop in crops]
+        except (OSError, SyntaxError, ValueError, TypeError) as error:
+            return [result | {"problem": f"{type(error).__name__}: {error}"} for _ in crops]
+
+    def examine_all(self, paths: list[str], processes: int, crops: list[str] | None = None) -> pd.DataFrame:
+        """Examine files, or crops of them, in several processes; the rows are in the order of ``paths``.
+
+        A file that was usable before and still has its size and date is not read again.
+        """
+        files = pd.DataFrame({"folder": str(self.folder), "path": paths, "crop": crops or [""] * len(paths)})
+        stats = {path: self._stat(path) for path in dict.fromkeys(paths)}
+        files[["size", "modified"]] = np.array([stats[path] for path in paths], dtype=np.int64).reshape(-1, 2)
+        known = self._known_files()
+        table = files.merge(known, on=FILE, how="left")
+        new = table["content_hash"].isna().to_numpy()
+        if new.any():
+            table.loc[new, CHECKED] = self._examine_files(table[new], processes)[CHECKED].to_numpy()
+            table = table.astype(KINDS)
+            others = known[(known["folder"] != str(self.folder)) | ~known["path"].isin(set(paths))]
+            usable = table[table["problem"] == ""]
+            with replacing(self.memory) as partial:
+                (pd.concat([others, usable], ignore_index=True) if len(others) else usable).to_parquet(partial)
+        return table.set_index("path")[CHECKED].astype(KINDS)
+
+    def _known_files(self) -> pd.DataFrame:
+        """What earlier runs found of usable files, within today's limit of pixels."""
+        known = pd.DataFrame(columns=FILE + CHECKED).astype({"size": int, "modified": int})
+        if self.memory.is_file():
+            stored = pd.read_parquet(self.memory)
+            if set(known.columns) <= set(stored.columns):  # else of an older version: read again
+                known = stored[stored["width"] * stored["height"] <= self.max_pixels]
+        return known
+
+    def _examine_files(self, files: pd.DataFrame, processes: int) -> pd.DataFrame:
+        """Rows in the order of ``files``; each file is read once for all its crops."""
+        crops_of = {str(path): crops.tolist() for path, crops in files.groupby("path", sort=False)["crop"]}
+        tasks = list(crops_of.items())
+        pieces = [tasks[i : i + FILES_IN_ONE_PIECE] for i in range(0, len(tasks), FILES_IN_ONE_PIECE)]
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        with progress("Checking images", len(tasks), "images") as bar:
+            for piece, rows in zip(pieces, _map_pieces(self._examine_piece, pieces, processes), strict=True):
+                for (path, crops), results in zip(piece, rows, strict=True):
+                    found.update(((path, crop), result) for crop, result in zip(crops, results, strict=True))
+                bar.advance(len(piece))
+        keys = zip(files["path"], files["crop"], strict=True)
+        return pd.DataFrame([found[key] for key in keys], columns=CHECKED)
+
+    def _examine_piece(self, tasks: list[tuple[str, list[str]]]) -> list[list[dict[str, Any]]]:
+        return [self.examine_crops(path, crops) for path, crops in tasks]
+
+    def _stat(self, path: str) -> tuple[int, int]:
+        """Size and date of a file, -1 for a missing one."""
+        try:
+            status = (self.folder / path).stat()
+        except OSError:
+            return -1, -1
+        return status.st_size, status.st_mtime_ns
+
+
+def _map_pieces(function: Callable[[Any], Any], pieces: list[Any], processes: int) -> Any:
+    if processes < 2 or len(pieces) < 3:
+        yield from map(function, pieces)
+        return
+    with ProcessPoolExecutor(processes, mp_context=get_context("forkserver")) as pool:
+        yield from pool.map(function, pieces)

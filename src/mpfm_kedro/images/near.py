@@ -1,0 +1,38 @@
+"""Near duplicates: images whose perceptual hashes differ in few bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+# Of 256 bits. On real images: scaled and compressed copies differ in 0 to 8, images that only look alike in more
+# (solar cells of one type from about 6 on).
+MAX_DISTANCE = 8
+BLOCK = 256
+
+
+def near_sets(hashes: Sequence[str], max_distance: int = MAX_DISTANCE) -> np.ndarray:
+    """Set of each hash: those that differ in at most ``max_distance`` bits are in one, also through others.
+
+    All pairs are compared, a block of rows at a time. Of the pairs found only the sets are stored, so that memory
+    stays bounded when all images are alike.
+    """
+    names, position = np.unique(np.asarray(hashes, dtype=str), return_inverse=True)
+    words = np.frombuffer(bytes.fromhex("".join(names)), dtype=np.uint64).reshape(len(names), -1)
+    own = np.arange(len(words))
+    first = own  # the first member of each one's set
+    for start in range(0, len(words), BLOCK):
+        rows, others = words[start : start + BLOCK], words[start:]
+        distance = np.zeros((len(rows), len(others)), dtype=np.uint16)
+        for word in range(words.shape[1]):
+            distance += np.bitwise_count(rows[:, None, word] ^ others[None, :, word])
+        row, column = np.nonzero(distance <= max_distance)
+        new = first[row + start] != first[column + start]
+        ends = np.concatenate([row[new] + start, own]), np.concatenate([column[new] + start, first])
+        edges = coo_array((np.ones(len(ends[0]), dtype=bool), ends), shape=(len(words), len(words)))
+        _, component = connected_components(edges, directed=False)
+        first = np.unique(component, return_index=True)[1][component]
+    return first[position]

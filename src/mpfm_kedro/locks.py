@@ -1,0 +1,112 @@
+"""Runs in one output folder that would mix their files: the second is refused.
+
+Every run holds a lock on a file of its own in ``<output_root>/locks``, which says what the run uses. The operating
+system releases the lock when the process ends, however it ends; a file without a lock is a remnant and is deleted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from mpfm_kedro.errors import InputError
+
+DECISIVE = ("category", "data_root", "image_size", "backbone", "ingestion", "features")
+NOT_DECISIVE = {"features.batch_size", "features.workers", "features.compile"}  # speed only
+
+
+@dataclass(frozen=True)
+class Use:
+    """What one run uses in an output folder, and which process it is.
+
+    Attributes:
+        dataset: whose results and tables.
+        studies: whose results are written, by this run alone.
+        tables: the parameters that decide the shared tables of the dataset; None for a run that uses none of them.
+    """
+
+    dataset: str
+    studies: list[str]
+    tables: dict[str, Any] | None = None
+    process: int = field(default_factory=os.getpid)
+    host: str = field(default_factory=socket.gethostname)
+    started: str = field(default_factory=lambda: f"{datetime.now():%Y-%m-%d %H:%M:%S}")
+
+
+def table_parameters(parameters: Mapping[str, Any], project: Path) -> dict[str, Any]:
+    """The parameters that decide the shared tables of a dataset, by their dotted names."""
+    decisive = {name: parameters[name] for name in DECISIVE}
+    decisive["data_root"] = str((project / parameters["data_root"]).resolve())
+    return {name: value for name, value in _flat(decisive) if name not in NOT_DECISIVE}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+@contextmanager
+def locked(output_root: Path, use: Use) -> Iterator[None]:
+    """Hold what ``use`` names in ``output_root``; an InputError says which other run already does."""
+    folder = output_root / "locks"
+    own = folder / f"{uuid4().hex}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "mutex").open("w") as mutex:
+            fcntl.flock(mutex, fcntl.LOCK_EX)  # one run at a time looks around and enters
+            for other in _running(folder):
+                _refuse_conflict(use, other, output_root)
+            file = own.open("w")
+            fcntl.flock(file, fcntl.LOCK_EX)
+            json.dump(asdict(use), file)
+            file.flush()
+    except OSError as error:
+        raise InputError(f"Cannot lock {folder}: {error.strerror or error}; choose another output_root") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # the folder may have been deleted
+            own.unlink()
+        file.close()
+
+
+def _running(folder: Path) -> Iterator[Use]:
+    for path in folder.glob("*.json"):
+        with suppress(FileNotFoundError), path.open() as file:  # its run may just have ended
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield Use(**json.load(file))
+            else:
+                path.unlink()
+
+
+def _refuse_conflict(use: Use, other: Use, output_root: Path) -> None:
+    if use.dataset != other.dataset:
+        return
+    run = f"another run (process {other.process} on {other.host}, started {other.started})"
+    advice = "wait for it or choose another output_root"
+    for study in use.studies:
+        if study in other.studies:
+            raise InputError(
+                f"Dataset '{use.dataset}', study '{study}': {run} is writing these results in {output_root}; {advice}"
+            )
+    ours, theirs = use.tables or {}, other.tables or {}
+    for name in sorted(ours.keys() & theirs.keys()):
+        if ours[name] != theirs[name]:
+            raise InputError(
+                f"Dataset '{use.dataset}': {run} uses its tables in {output_root} with {name}={theirs[name]}, "
+                f"this one has {name}={ours[name]}; {advice}"
+            )

@@ -1,0 +1,249 @@
+"""Where work is done: which device, and a map over tasks in processes of this machine or on a Dask cluster."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psutil
+from joblib import cpu_count
+from joblib.externals.loky import as_completed, get_reusable_executor
+from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.parameters import ComputeParameters
+from mpfm_kedro.progress import progress
+
+if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
+    import torch
+
+logger = logging.getLogger(__name__)
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+MAX_THREADS = 8  # more of them make one task hardly faster
+IDLE_SECONDS = 60  # after which a worker without work ends
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
+
+
+def torch_device(device: str) -> torch.device:
+    """``auto`` is CUDA where there is one, else the CPU."""
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("Parameter 'device' = 'cuda', but torch finds no CUDA device here; use auto or cpu")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def map_tasks(
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    label: str,
+    parameters: ComputeParameters,
+    device: str = "cpu",
+    total: int | None = None,
+    memory: int = 0,
+) -> list[Result]:
+    """``function`` of each task, in the order of the tasks, with one progress bar.
+
+    On a CPU every task runs in a worker process, a single one too: it rounds the same whatever else remains to be
+    done. On CUDA one task at a time runs in this process, unless ``compute.processes`` says otherwise. With
+    ``compute.dask_scheduler`` a Dask cluster does the work; its workers need this package and the same data folder.
+    The first error of a task cancels the others and is raised as it is.
+
+    Args:
+        function: importable by name, as are the tasks.
+        tasks: those that remain to be done.
+        label: of the progress bar and the log lines.
+        parameters: how many tasks at once, their threads and their share of the memory.
+        device: auto, cpu or cuda.
+        total: how many tasks were planned, finished ones included: they decide the threads of each.
+        memory: bytes that one task needs; 0 is unknown.
+    """
+    on_cuda = _on_cuda(device)  # a missing device is an error before any work
+    if not tasks:
+        return []
+    total = max(total or 0, len(tasks))
+    threads = threads_per_task(parameters, total)
+    if parameters.dask_scheduler is not None:
+        completed = _on_dask(function, tasks, label, parameters.dask_scheduler, parameters.threads or 1)
+    else:
+        at_once = concurrent_tasks(parameters, device, len(tasks), memory)
+        _log_plan(label, len(tasks), at_once, threads, memory, memory_limit(parameters))
+        if on_cuda and at_once == 1:  # a second process would need a CUDA context of its own
+            completed = ((index, function(task)) for index, task in enumerate(tasks))
+        else:
+            completed = _in_workers(function, tasks, at_once, threads)
+    results: list[Any] = [None] * len(tasks)
+    with progress(label, total, "tasks", done=total - len(tasks)) as bar:
+        for index, result in completed:
+            results[index] = result
+            bar.advance()
+    return results
+
+
+def _on_cuda(device: str) -> bool:
+    return device != "cpu" and torch_device(device).type == "cuda"
+
+
+def threads_per_task(parameters: ComputeParameters, total: int) -> int:
+    """Threads of one task: ``compute.threads``, or half of a core's share when ``total`` tasks were planned."""
+    return parameters.threads or max(1, min(MAX_THREADS, cpu_count() // (2 * max(1, total))))
+
+
+def concurrent_tasks(parameters: ComputeParameters, device: str, n_tasks: int, memory: int = 0) -> int:
+    """How many of ``n_tasks`` run at once on this machine, each with ``memory`` bytes; on Dask its scheduler decides.
+
+    ``compute.processes``, or by default one per core on a CPU and one on CUDA; never more than the memory allows.
+    """
+    processes = parameters.processes or (1 if _on_cuda(device) else cpu_count() // max(1, parameters.threads))
+    in_memory = memory_limit(parameters) // memory if memory else n_tasks
+    return max(1, min(processes, n_tasks, in_memory))
+
+
+def memory_limit(parameters: ComputeParameters) -> int:
+    """Bytes that all tasks together may use: ``compute.memory_share`` of what is available now."""
+    available = min(psutil.virtual_memory().available, *_container_memory())
+    return int(parameters.memory_share * available)
+
+
+def _container_memory() -> Iterator[int]:
+    """Bytes left below each memory limit of the control groups around this process, version 1 and 2."""
+    for line in _text(OWN_GROUPS).splitlines():
+        _, controllers, own = line.split(":", 2)
+        if controllers == "":
+            root, names = CONTROL_GROUPS, ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            root, names = CONTROL_GROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        group = root / own.lstrip("/")
+        for folder in [group, *(parent for parent in group.parents if parent.is_relative_to(root))]:
+            limit, used = (_text(folder / name).strip() for name in names)
+            if limit.isdigit() and used.isdigit():
+                yield max(0, int(limit) - int(used) + _cached_files(folder))
+
+
+def _cached_files(folder: Path) -> int:
+    """Bytes of a control group that hold copies of files and are given back on demand."""
+    counts = dict(line.split() for line in _text(folder / "memory.stat").splitlines())
+    return int(counts.get("total_inactive_file", counts.get("inactive_file", 0)))
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:  # not Linux, or another version of control groups
+        return ""
+
+
+def _log_plan(label: str, n_tasks: int, at_once: int, threads: int, memory: int, limit: int) -> None:
+    each = f"{memory / 1e9:.1f} GB" if memory else "unknown"
+    logger.info(
+        f"{label}: {n_tasks} task(s), {at_once} at once, threads each: {threads}, memory each: {each}, "
+        f"limit for all: {limit / 1e9:.1f} GB"
+    )
+    if memory > limit:
+        logger.warning(
+            f"{label}: one task needs {memory / 1e9:.1f} GB, more than the limit of {limit / 1e9:.1f} GB "
+            "(compute.memory_share of the available memory); tasks run one at a time and may run out of memory"
+        )
+
+
+def _in_workers(
+    function: Callable[[Task], Result], tasks: Sequence[Task], processes: int, threads: int
+) -> Iterator[tuple[int, Result]]:
+    """Index and result of each task as it is ready; warm workers with the same threads are reused."""
+    # read before the worker imports any library; passive: threads that wait leave the cores to others
+    numbers = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+    executor = get_reusable_executor(
+        processes,
+        timeout=IDLE_SECONDS,
+        initializer=_prepare_worker,
+        initargs=(os.getpid(),),
+        env={**numbers, "OMP_WAIT_POLICY": "PASSIVE"},
+    )
+    try:
+        with warnings.catch_warnings():
+            # a worker whose memory grew is replaced between two tasks, which is as it should be
+            warnings.filterwarnings("ignore", "A worker stopped while some jobs", UserWarning)
+            futures = {executor.submit(function, task): index for index, task in enumerate(tasks)}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+    except BaseException as error:
+        executor.shutdown(kill_workers=True)
+        if isinstance(error, TerminatedWorkerError):
+            raise InputError(
+                "A worker process was killed, most likely for lack of memory: lower compute.processes or "
+                "compute.memory_share"
+            ) from error
+        raise
+
+
+def _prepare_worker(parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    _show_log()
+    threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
+
+
+def _show_log() -> None:
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+    logging.getLogger("mpfm_kedro").setLevel(logging.INFO)
+
+
+def _exit_with_parent(parent: int) -> None:
+    """A worker whose parent was killed must not continue."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _on_dask(
+    function: Callable[[Task], Result], tasks: Sequence[Task], label: str, scheduler: str, threads: int
+) -> Iterator[tuple[int, Result]]:
+    """Index and result of each task as it is ready; Dask repeats the tasks of a lost worker, and no others.
+
+    Not by joblib's Dask backend: it waits for ever for a task that Dask has given up.
+    """
+    try:
+        from distributed import CancelledError, Client, KilledWorker
+        from distributed import as_completed as dask_completed
+    except ImportError as error:
+        raise InputError(
+            "compute.dask_scheduler needs the package distributed: pip install 'mpfm_kedro[dask]'"
+        ) from error
+    try:
+        client = Client(scheduler, timeout="10s")
+    except (OSError, ValueError) as error:
+        raise InputError(f"compute.dask_scheduler: no Dask scheduler answers at {scheduler}") from error
+    with client:
+        at_once = sum(client.nthreads().values())
+        logger.info(f"{label}: {len(tasks)} tasks on the Dask cluster {scheduler}, {at_once} at once")
+        work = partial(_run_on_dask, function, threads)
+        futures = {client.submit(work, task, pure=False): index for index, task in enumerate(tasks)}
+        try:
+            for future in dask_completed(list(futures)):
+                yield futures[future], future.result()
+        except KilledWorker as error:
+            raise InputError(f"{label}: a task ended several Dask workers, most likely for lack of memory") from error
+        except CancelledError as error:
+            raise InputError(f"compute.dask_scheduler: the Dask scheduler at {scheduler} was lost") from error
+
+
+def _run_on_dask(function: Callable[[Task], Result], threads: int, task: Task) -> Result:
+    import torch
+
+    _show_log()
+    torch.set_num_threads(threads)
+    return function(task)

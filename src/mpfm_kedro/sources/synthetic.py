@@ -1,0 +1,76 @@
+"""Synthetic images: striped textures of two kinds with two kinds of defects, drawn when they are first used.
+
+To try the project without a dataset, and for its tests. Results on them say nothing about a method.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from PIL import Image
+
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.sources.samples import image_files, sample, sample_table
+from mpfm_kedro.sources.source import Counts, Source
+
+NAME = "synthetic"
+SIZE = 48
+FOLDERS = {"good": 48, "spot": 12, "scratch": 12}
+
+
+def locate(root: Path) -> Path:
+    """The folder of the images; they are drawn when it is not there."""
+    folder = root / NAME
+    if folder.is_dir():
+        return folder
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{NAME}-", dir=root) as scratch:
+            partial = Path(scratch, NAME)
+            for kind, number in FOLDERS.items():
+                (partial / kind).mkdir(parents=True)
+                for i in range(number):
+                    Image.fromarray(draw(kind, i)).save(partial / kind / f"{i:03}.png")
+            partial.rename(folder)
+    except OSError as error:
+        if not folder.is_dir():  # else another process was quicker
+            raise InputError(f"Cannot draw images in {folder}: {error.strerror or error}") from error
+    return folder
+
+
+def draw(kind: str, number: int) -> np.ndarray:
+    """One image (48, 48, 3): stripes, upright for even numbers and level for odd ones, and the defect of its kind."""
+    rng = np.random.default_rng([list(FOLDERS).index(kind), number])
+    rows, columns = np.mgrid[:SIZE, :SIZE]
+    along = columns if number % 2 == 0 else rows
+    grey = 120 + 40 * np.sin(along * rng.uniform(0.7, 0.9) + rng.uniform(0, 6)) + rng.normal(0, 6, (SIZE, SIZE))
+    y, x = rng.uniform(12, SIZE - 12, 2)
+    if kind == "spot":
+        grey[np.hypot(rows - y, columns - x) < rng.uniform(4, 8)] = rng.uniform(0, 40)
+    if kind == "scratch":
+        grey[np.abs((rows - y) - rng.uniform(-1, 1) * (columns - x)) < 1.5] = 250
+    return np.repeat(np.clip(grey, 0, 255).astype(np.uint8)[..., None], 3, axis=2)
+
+
+def list_samples(folder: Path) -> pd.DataFrame:
+    """All images by folder."""
+    return sample_table(
+        sample(NAME, f"{kind}/{file.name}", int(kind != "good"), kind if kind != "good" else "")
+        for kind in FOLDERS
+        for file in image_files(folder / kind)
+    )
+
+
+SOURCE = Source(
+    name=NAME,
+    title="Synthetic textures",
+    licence="Apache-2.0",
+    obtain="nowhere: drawn when they are first used",
+    counts={"": Counts(train=36, test=12, anomalies={"spot": 12, "scratch": 12})},
+    split="three_to_one",
+    locate=locate,
+    list_samples=list_samples,
+)

@@ -1,0 +1,287 @@
+"""The feature store: rows count once their key is written, whatever interrupted the writing."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpfm_kedro import provenance
+from mpfm_kedro.backbones import store
+from mpfm_kedro.backbones.store import Features, FeatureSpec, FeatureStore, StoreFolder
+from mpfm_kedro.errors import InputError
+
+SHAPES = ("resnet18", "digest", 64, ("layer3", "layer4"), ("layer4",), ("mean",), 3, (2, 1, 2))
+SPEC = FeatureSpec(*SHAPES)
+
+
+def numbers(keys: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that tell which key they belong to."""
+    seeds = [np.random.default_rng(list(key.encode())) for key in keys]
+    pooled = np.array([rng.normal(size=3) for rng in seeds], np.float32).reshape(-1, 3)
+    maps = np.array([rng.normal(size=(2, 1, 2)) for rng in seeds], np.float16).reshape(-1, 2, 1, 2)
+    return pooled, maps
+
+
+def append(store: StoreFolder, keys: list[str]) -> None:
+    with store.writing() as writer:
+        writer.append(keys, *numbers(keys))
+
+
+def assert_holds(store: StoreFolder, keys: list[str]) -> None:
+    pooled, maps = numbers(keys)
+    rows = [store.row_of[key] for key in keys]
+    np.testing.assert_array_equal(store.pooled[rows], pooled)
+    np.testing.assert_array_equal(store.maps[rows], maps)
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> FeatureStore:
+    return FeatureStore(tmp_path / "store")
+
+
+def test_rows_come_back(stores):
+    keys = ["a||original", "a||hflip", "b|0,0,4,4|original"]
+    assert stores.open(SPEC).missing(keys) == keys
+    append(stores.open(SPEC), keys[:2])
+    append(stores.open(SPEC), keys[2:])
+    store = stores.open(SPEC)
+    assert store.missing([*keys, "c||original", "c||original"]) == ["c||original"]
+    assert store.pooled.dtype == np.float32
+    assert store.maps.dtype == np.float16
+    assert_holds(store, keys)
+
+
+KEYS = st.lists(st.text("abcdef0123|,é", min_size=1, max_size=12), unique=True, max_size=8)
+REMNANT = st.tuples(st.binary(max_size=40), st.binary(max_size=40), st.text("abc|é", max_size=9))
+
+
+@given(batches=st.lists(st.tuples(KEYS, REMNANT), max_size=5))
+@settings(max_examples=40, deadline=None)
+def test_interrupted_writing_resumes_from_the_first_missing_key(batches):
+    """After each batch a writer dies: numbers without a key, or half of a key, remain."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        stores, seen = FeatureStore(folder), []
+        for keys, (pooled, maps, key) in batches:
+            store = stores.open(SPEC)
+            new = store.missing(keys)
+            assert new == [name for name in keys if name not in seen]
+            append(store, new)
+            seen += new
+            for name, rest in (("pooled.f32", pooled), ("maps.f16", maps), ("keys.txt", key.encode())):
+                with (store.folder / name).open("ab") as file:
+                    file.write(rest)
+            assert stores.open(SPEC).keys() == seen
+            if seen:
+                assert_holds(stores.open(SPEC), seen)
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_rows_whose_numbers_were_lost_are_missing(stores):
+    """A machine that lost power can have the keys on disk and not the numbers."""
+    keys = ["a||original", "b||original", "c||original"]
+    append(stores.open(SPEC), keys)
+    file = stores.open(SPEC).folder / "pooled.f32"
+    file.write_bytes(file.read_bytes()[:-5])
+    assert stores.open(SPEC).missing(keys) == keys[2:]
+    append(stores.open(SPEC), keys[2:])
+    assert_holds(stores.open(SPEC), keys)
+
+
+def test_interruption_inside_a_batch_loses_only_that_batch(stores):
+    with pytest.raises(KeyboardInterrupt), stores.open(SPEC).writing() as writer:
+        writer.append(["a||original"], *numbers(["a||original"]))
+        raise KeyboardInterrupt
+    assert stores.open(SPEC).missing(["a||original", "b||original"]) == ["b||original"]
+    append(stores.open(SPEC), ["b||original"])
+    assert_holds(stores.open(SPEC), ["a||original", "b||original"])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_full_disk_is_named_and_loses_nothing_written_before(stores):
+    with pytest.raises(InputError, match=r"/dev/full.*[Nn]o space"), stores.open(SPEC).writing() as writer:
+        writer.append(["a||original"], *numbers(["a||original"]))
+        writer._files[1].close()
+        writer._files[1] = open("/dev/full", "ab")  # noqa: SIM115, PTH123
+        writer.append(["b||original"], *numbers(["b||original"]))
+    append(stores.open(SPEC), ["b||original"])
+    assert_holds(stores.open(SPEC), ["a||original", "b||original"])
+
+
+@pytest.fixture
+def edited(tmp_path, monkeypatch) -> Callable[..., FeatureSpec]:
+    """The specification after one text in a file of the package was replaced by another one."""
+    package = tmp_path / "mpfm_kedro"
+    shutil.copytree(provenance.PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(provenance, "PACKAGE", package)
+
+    def edit(file: str, old: str, new: str) -> FeatureSpec:
+        code = (package / file).read_text()
+        assert old in code
+        (package / file).write_text(code.replace(old, new))
+        provenance.code_digest.cache_clear()
+        found = FeatureSpec(*SHAPES)
+        (package / file).write_text(code)
+        return found
+
+    yield edit
+    provenance.code_digest.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("images/views.py", "AREA = (0.02, 0.15)", "AREA = (0.02, 0.2)"),
+        ("images/views.py", "patch = patch * brightness", "patch = patch + brightness"),
+        ("images/decoding.py", "/ 257", "/ 256"),
+        ("backbones/extraction.py", "Resampling.BILINEAR", "Resampling.BICUBIC"),
+        ("backbones/extraction.py", "adaptive_avg_pool2d", "adaptive_max_pool2d"),
+        ("sources/samples.py", "left, upper, right, lower = ", "upper, left, right, lower = "),
+    ],
+)
+def test_changed_code_of_pixels_or_features_is_another_store(file, old, new, edited):
+    assert edited(file, old, new).digest != SPEC.digest
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("images/views.py", "AREA = (0.02, 0.15)", "AREA = (0.02, 0.15)  # of the image"),
+        ("images/views.py", "Paste a patch of the image", "Copy a patch of the image"),
+        ("images/views.py", "    if view == ORIGINAL:", "    logger.info('a view')\n    if view == ORIGINAL:"),
+        ("images/loading.py", "THUMBNAIL = 160", "THUMBNAIL = 200"),
+        ("errors.py", "class InputError", "LIMIT = 1\n\n\nclass InputError"),
+        ("backbones/store.py", "needs", "takes"),
+        ("detectors/mpfm/transport.py", "def ", "def another_"),
+    ],
+)
+def test_what_changes_no_feature_is_the_same_store(file, old, new, edited):
+    assert edited(file, old, new).digest == SPEC.digest
+
+
+def test_another_version_of_a_library_is_another_store(monkeypatch):
+    versions = provenance.library_versions()
+    for name in ("numpy", "pillow", "torch", "torchvision"):
+        monkeypatch.setattr(store, "library_versions", lambda name=name: versions | {name: "0.0.1"})
+        assert FeatureSpec(*SHAPES).digest != SPEC.digest
+    monkeypatch.setattr(store, "library_versions", lambda: versions | {"scikit-learn": "0.0.1"})
+    assert FeatureSpec(*SHAPES).digest == SPEC.digest
+
+
+def test_specification_needs_no_torch():
+    code = f"import sys; from mpfm_kedro.backbones.store import FeatureSpec; FeatureSpec(*{SHAPES}).digest; "
+    code += "sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"backbone": "resnet34"},
+        {"weights_digest": "other"},
+        {"image_size": 65},
+        {"layers": ("layer2", "layer4")},
+        {"map_layers": ("layer3",)},
+        {"statistics": ("max",)},
+        {"pooled_size": 4},
+        {"map_shape": (2, 2, 1)},
+        {"precision": "bf16"},
+        {"code": "other"},
+        {"libraries": ("torch 0.1",)},
+    ],
+)
+def test_another_specification_is_another_folder(change, stores):
+    append(stores.open(SPEC), ["a||original"])
+    other = stores.open(replace(SPEC, **change))
+    assert other.folder != stores.open(SPEC).folder
+    assert other.missing(["a||original"]) == ["a||original"]
+
+
+@pytest.fixture
+def features(stores) -> Features:
+    keys = ["hash-a||original", "hash-a||hflip", "hash-b||original"]
+    append(stores.open(SPEC), keys)
+    store = stores.open(SPEC)
+    index = pd.DataFrame([key.split("|") for key in keys], columns=["content_hash", "crop", "view"])
+    index.insert(0, "sample_id", ["a", "a", "b"])
+    return Features(index.assign(row=[store.row_of[key] for key in keys]), store)
+
+
+def test_features_find_the_rows_of_samples_and_views(features):
+    assert features.rows(["b", "a"]).tolist() == [2, 0]
+    assert features.rows(["a"], "hflip").tolist() == [1]
+    assert features.rows([]).tolist() == []
+    assert features.views("") == ["hflip", "original"]
+    assert features.views("h") == ["hflip"]
+    with pytest.raises(KeyError):
+        features.rows(["b"], "hflip")
+
+
+def test_digest_names_the_content_and_not_the_order_of_work(features):
+    reversed_rows = features.index.iloc[::-1].reset_index(drop=True)
+    assert Features(reversed_rows.assign(row=[5, 9, 7]), features.store).digest == features.digest
+    changed = features.index.assign(content_hash=["hash-a", "hash-a", "hash-c"])
+    assert Features(changed, features.store).digest != features.digest
+    assert Features(features.index[:2], features.store).digest != features.digest
+    other = StoreFolder(features.store.folder, replace(SPEC, weights_digest="other"))
+    assert Features(features.index, other).digest != features.digest
+
+
+def test_views_without_a_row_are_an_error(features):
+    assert Features.locate(features.index, features.store).index.equals(features.index)
+    more = features.index.assign(content_hash=["hash-a", "hash-a", "hash-c"])
+    with pytest.raises(InputError, match=r"lacks 1 of 3 .*pipelines=features") as raised:
+        Features.locate(more, features.store)
+    assert str(features.store.folder) in str(raised.value)
+
+
+def test_features_travel_to_another_process_without_their_numbers(stores):
+    keys = [f"{number}||original" for number in range(5000)]
+    append(stores.open(SPEC), keys)
+    store = stores.open(SPEC)
+    assert_holds(store, keys[-3:])
+    content = pickle.dumps(store)
+    assert len(content) < 2000
+    assert_holds(pickle.loads(content), keys[:3])
+
+
+def test_overview_and_free(stores):
+    assert stores.overview().empty
+    append(stores.open(SPEC), ["a||original", "b||original"])
+    append(stores.open(replace(SPEC, image_size=448)), ["a||original"])
+    with (stores.open(SPEC).folder / "maps.f16").open("ab") as file:
+        file.write(b"\0" * 3_000_000)
+    table = stores.overview().set_index("store")
+    small = table.loc[SPEC.digest]
+    assert small[["backbone", "image_size", "rows", "megabytes"]].tolist() == ["resnet18", 64, 2, 3]
+    assert len(table) == 2
+    with pytest.raises(InputError, match=SPEC.digest):
+        stores.free("nonsense")
+    stores.free(SPEC.digest)
+    assert stores.overview()["image_size"].tolist() == [448]
+    assert stores.open(SPEC).missing(["a||original"]) == ["a||original"]
+
+
+def test_room_is_checked_before_any_work(stores, monkeypatch):
+    assert SPEC.row_bytes == 3 * 4 + 4 * 2
+    assert stores.check_room(SPEC, 1000) == 20_000
+    with pytest.raises(InputError, match="GB are free") as raised:
+        stores.check_room(SPEC, 10**18)
+    assert str(stores.root) in str(raised.value)
+    usage = shutil.disk_usage(stores.root)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=19))
+    with pytest.raises(InputError):
+        stores.check_room(SPEC, 1)

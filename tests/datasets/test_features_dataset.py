@@ -1,0 +1,77 @@
+"""The datasets of features: rows are found again, also after the store was written anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mpfm_kedro.backbones.store import Features, FeatureSpec, FeatureStore
+from mpfm_kedro.datasets.features import FeaturesDataset, FeatureStoreDataset
+from mpfm_kedro.errors import InputError
+
+SPEC = FeatureSpec("resnet18", "digest", 64, ("layer4",), ("layer4",), ("mean",), 1, (1, 1, 1))
+VIEWS = pd.DataFrame({"sample_id": ["a", "b"], "content_hash": ["hash-a", "hash-b"], "crop": "", "view": "original"})
+VALUES = {"hash-a||original": 1.0, "hash-b||original": 2.0}
+
+
+def write(stores: FeatureStore, keys: list[str]) -> None:
+    values = np.array([VALUES[key] for key in keys])
+    with stores.open(SPEC).writing() as writer:
+        writer.append(keys, values[:, None], values[:, None, None, None])
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> FeatureStore:
+    write(FeatureStore(tmp_path / "store"), list(VALUES))
+    return FeatureStore(tmp_path / "store")
+
+
+@pytest.fixture
+def dataset(stores: FeatureStore, tmp_path: Path) -> FeaturesDataset:
+    dataset = FeaturesDataset(str(tmp_path / "index/features.parquet"), str(stores.root))
+    assert not dataset.exists()
+    dataset.save(Features.locate(VIEWS, stores.open(SPEC)))
+    assert dataset.exists()
+    return dataset
+
+
+def test_features_are_loaded_as_they_were_saved(dataset, stores):
+    saved, loaded = Features.locate(VIEWS, stores.open(SPEC)), dataset.load()
+    assert loaded.store == saved.store
+    assert loaded.digest == saved.digest
+    assert loaded.index.equals(saved.index)
+    assert loaded.store.pooled[loaded.rows(["b", "a"])].ravel().tolist() == [2, 1]
+
+
+def test_rows_follow_a_store_that_was_written_in_another_order(dataset, stores):
+    stores.free(SPEC.digest)
+    write(stores, list(VALUES)[::-1])
+    loaded = dataset.load()
+    assert loaded.store.pooled[loaded.rows(["b", "a"])].ravel().tolist() == [2, 1]
+
+
+def test_store_that_was_deleted_is_named(dataset, stores):
+    stores.free(SPEC.digest)
+    with pytest.raises(InputError, match=SPEC.digest):
+        dataset.load()
+
+
+def test_index_of_another_version_is_an_error_that_says_what_to_do(dataset, tmp_path):
+    file = tmp_path / "index/features.parquet"
+    table = pd.read_parquet(file)
+    table.attrs["spec"] = json.dumps({k: v for k, v in json.loads(table.attrs["spec"]).items() if k != "code"})
+    table.to_parquet(file)
+    with pytest.raises(InputError, match="pipelines=features") as raised:
+        dataset.load()
+    assert str(file) in str(raised.value)
+
+
+def test_store_dataset_gives_the_stores_and_saves_nothing(tmp_path: Path):
+    dataset = FeatureStoreDataset(str(tmp_path))
+    assert dataset.load() == FeatureStore(tmp_path)
+    with pytest.raises(Exception, match="row by row"):
+        dataset.save("anything")

@@ -1,0 +1,108 @@
+"""Files are there whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from mpfm_kedro.datasets.files import (
+    AtomicCSVDataset,
+    AtomicJSONDataset,
+    AtomicMatplotlibDataset,
+    AtomicParquetDataset,
+    AtomicTextDataset,
+)
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.files import replacing
+
+
+class Unprintable:
+    def __str__(self) -> str:
+        raise RuntimeError("cannot be written")
+
+
+TABLE = pd.DataFrame({"a": [1, 2], "b": ["x", "y"]})
+GOOD_AND_BAD = {
+    "csv": (AtomicCSVDataset, TABLE, pd.DataFrame({"a": [1, Unprintable()]})),
+    "parquet": (AtomicParquetDataset, TABLE, pd.DataFrame({"a": [1, object()]})),
+    "json": (AtomicJSONDataset, {"a": [1, 2]}, {"a": [1, 2], "b": object()}),
+    "text": (AtomicTextDataset, "whole", 7),
+}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+@pytest.mark.parametrize("kind", GOOD_AND_BAD)
+def test_what_is_saved_is_loaded_and_nothing_else_is_left(kind, tmp_path):
+    dataset, good, _ = GOOD_AND_BAD[kind]
+    entry = dataset(filepath=str(tmp_path / "new" / f"result.{kind}"))
+    entry.save(good)
+    loaded = entry.load()
+    assert (loaded[TABLE.columns].equals(good)) if kind in ("csv", "parquet") else loaded == good
+    assert names(tmp_path / "new") == [f"result.{kind}"]
+
+
+@pytest.mark.parametrize("kind", GOOD_AND_BAD)
+def test_failed_save_leaves_the_old_file_whole(kind, tmp_path):
+    dataset, good, bad = GOOD_AND_BAD[kind]
+    entry = dataset(filepath=str(tmp_path / f"result.{kind}"))
+    entry.save(good)
+    before = (tmp_path / f"result.{kind}").read_bytes()
+    with pytest.raises(Exception, match=r".+"):
+        entry.save(bad)
+    assert (tmp_path / f"result.{kind}").read_bytes() == before
+    assert names(tmp_path) == [f"result.{kind}"]
+    entry.save(good)
+    assert entry.exists()
+
+
+def test_failed_figure_leaves_the_old_one(tmp_path):
+    file = tmp_path / "figure.png"
+    AtomicMatplotlibDataset(filepath=str(file), save_args={"format": "png"}).save(Figure())
+    before = file.read_bytes()
+    assert before.startswith(b"\x89PNG")
+    with pytest.raises(Exception, match="nonsense"):
+        AtomicMatplotlibDataset(filepath=str(file), save_args={"format": "nonsense"}).save(Figure())
+    assert file.read_bytes() == before
+    assert names(tmp_path) == ["figure.png"]
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, RuntimeError])
+def test_interruption_half_way_through_leaves_the_old_file(interruption, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("old")
+    with pytest.raises(interruption), replacing(file) as partial:
+        partial.write_text("ne")
+        raise interruption
+    assert file.read_text() == "old"
+    assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("below", ["table.csv", "deeper/table.csv"])
+def test_parent_that_is_a_file_is_named(below, tmp_path):
+    (tmp_path / "occupied").write_text("a file")
+    target = tmp_path / "occupied" / below
+    with pytest.raises(InputError, match="Cannot write") as raised, replacing(target) as partial:
+        partial.write_text("x")
+    assert str(target) in str(raised.value)
+
+
+def test_parent_that_is_a_file_is_named_by_a_dataset(tmp_path):
+    (tmp_path / "occupied").write_text("a file")
+    target = tmp_path / "occupied" / "table.csv"
+    with pytest.raises(InputError) as raised:
+        AtomicCSVDataset(filepath=str(target)).save(TABLE)
+    assert str(target) in str(raised.value)
+
+
+def test_target_that_is_a_folder_is_named(tmp_path):
+    (tmp_path / "table.csv").mkdir()
+    with pytest.raises(InputError) as raised:
+        AtomicCSVDataset(filepath=str(tmp_path / "table.csv")).save(TABLE)
+    assert str(tmp_path / "table.csv") in str(raised.value)
+    assert names(tmp_path) == ["table.csv"]

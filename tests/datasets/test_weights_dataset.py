@@ -1,0 +1,72 @@
+"""The weights dataset: what it hands out, what it refuses, and that naming it imports no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from kedro.io import DataCatalog, DatasetError
+
+from mpfm_kedro.backbones.weights import digest
+from mpfm_kedro.datasets.weights import BackboneWeightsDataset
+
+NAME = "squeezenet1_1"  # small
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "own.pth"
+    torch.save(torchvision.models.get_model(NAME, weights=None).state_dict(), path)
+    return path
+
+
+def test_load_gives_name_digest_and_tensors(own: Path, tmp_path: Path) -> None:
+    weights = BackboneWeightsDataset(str(tmp_path / "kept"), NAME, str(own)).load()
+    expected = torch.load(own, weights_only=True)
+    assert weights.name == NAME
+    assert weights.digest == digest(expected)
+    torchvision.models.get_model(NAME, weights=None).load_state_dict(weights.tensors, strict=True)
+
+
+def test_catalog_entry(own: Path, tmp_path: Path) -> None:
+    entry = {
+        "type": "mpfm_kedro.datasets.weights.BackboneWeightsDataset",
+        "filepath": str(tmp_path / "kept"),
+        "name": NAME,
+        "weights_file": str(own),
+        "metadata": {"kedro-viz": {"layer": "models"}},
+    }
+    catalog = DataCatalog.from_config({"weights": entry})
+    assert catalog.exists("weights")
+    assert catalog.load("weights").name == NAME
+    assert NAME in str(catalog["weights"])
+
+
+def test_exists_follows_what_is_there(own: Path, tmp_path: Path) -> None:
+    assert not BackboneWeightsDataset(str(tmp_path), NAME).exists()
+    (tmp_path / f"{NAME}.safetensors").touch()
+    assert BackboneWeightsDataset(str(tmp_path), NAME).exists()
+    assert not BackboneWeightsDataset(str(tmp_path), NAME, str(tmp_path / "none.pth")).exists()
+    assert BackboneWeightsDataset(str(tmp_path), NAME, str(own)).exists()
+
+
+def test_save_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="obtained, not saved"):
+        BackboneWeightsDataset(str(tmp_path), NAME).save("weights")
+
+
+def test_an_error_keeps_its_message(tmp_path: Path) -> None:
+    with pytest.raises((DatasetError, ValueError), match="nearest names are resnet18"):
+        BackboneWeightsDataset(str(tmp_path), "resnet8").load()
+
+
+def test_naming_the_dataset_imports_no_torch() -> None:
+    code = (
+        "import sys; from mpfm_kedro.datasets.weights import BackboneWeightsDataset as D; "
+        "str(D('folder', 'resnet18')); D('folder', 'resnet18').exists(); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

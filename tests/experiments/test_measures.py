@@ -1,0 +1,198 @@
+"""Metrics are scikit-learn's; the ± of a mean over classes is the standard deviation over seeds of that mean."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from experiments.synthetic_trials import one, trial_costs, trial_scores
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.experiments.columns import SUMMARY
+from mpfm_kedro.experiments.measures import as_metrics, measure_trials, summarise, summarise_setting
+
+CONTRACT = ["dataset", "category", "method", "known_class", "n_anomalies"]
+CONTRACT += ["auc_mean", "auc_std", "ap_mean", "ap_std", "n_seeds"]
+METHODS = ["MPFM", "MPFM, 0 iterations"]
+
+
+def test_metrics_of_a_trial_are_scikit_learn_s():
+    scores = trial_scores({"MPFM": 1.0, "DRA": 0.5}, n_seeds=2)
+    metrics = measure_trials(scores, trial_costs(scores))
+    assert len(metrics) == scores.groupby(["setting", "run", "method"]).ngroups == 2 * 3 * 2 * 2
+    for row in metrics.to_dict("records"):
+        part = scores[(scores["run"] == row["run"]) & (scores["method"] == row["method"])]
+        assert row["auc"] == roc_auc_score(part["label"], part["score"])
+        assert row["ap"] == average_precision_score(part["label"], part["score"])
+        assert row["n_test_normals"] == 40
+        assert row["seconds"] == 2.0
+        assert row["known_class"] == part["known_class"].iloc[0]
+
+
+def test_summary_has_both_settings_and_their_means():
+    scores = trial_scores({"MPFM": 1.0, "A": 0.5}, categories=("nut", "tile"), n_seeds=2)
+    metrics = measure_trials(scores, trial_costs(scores, 3.5))
+    summary = summarise(metrics)
+    assert summary.columns.tolist() == SUMMARY
+    own = metrics[(metrics["method"] == "A") & (metrics["n_anomalies"] == 1)]
+    of_seed = own[own["setting"] == "hard"].groupby(["seed", "category"])["auc"].mean().groupby("seed").mean()
+    cell = {"method": "A", "n_anomalies": 1, "category": "mean"}
+    row = one(summary, setting="hard", known_class="mean", **cell)
+    assert row["auc_mean"] == pytest.approx(of_seed.mean())
+    assert row["auc_std"] == pytest.approx(of_seed.std(ddof=0))
+    assert row["n_seeds"] == 2
+    assert row["seconds"] == 3.5
+    general = own[own["setting"] == "general"]["auc"].mean()
+    assert one(summary, setting="general", **cell)["auc_mean"] == pytest.approx(general)
+    assert set(summary["known_class"][summary["setting"] == "general"]) == {""}
+
+
+def test_methods_keep_their_order():
+    scores = trial_scores({"MPFM": 1.0, "Z": 0.5, "A": 0.5}, n_seeds=1)
+    summary = summarise(measure_trials(scores, trial_costs(scores)))
+    assert summary["method"].drop_duplicates().tolist() == ["MPFM", "Z", "A"]
+
+
+def test_dataset_without_hard_setting():
+    scores = trial_scores({"MPFM": 1.0, "A": 0.5}, classes=("defect",))
+    summary = summarise(measure_trials(scores, trial_costs(scores)))
+    assert set(summary["setting"]) == {"general"}
+    assert "mean" not in set(summary["known_class"])
+
+
+def test_a_mean_over_other_classes_than_those_of_the_rest_is_refused():
+    scores = trial_scores({"MPFM": 1.0, "A": 0.5})
+    lost = (scores["method"] == "A") & (scores["run"] == "hard-hole-M10-seed1")
+    with pytest.raises(InputError, match=r"'A' has 1 of 2 runs in the hard setting with M=10, seed 1"):
+        measure_trials(scores[~lost], trial_costs(scores))
+
+
+def test_fewer_seeds_of_a_slow_method_are_no_error():
+    scores = trial_scores({"MPFM": 1.0, "slow": 0.5})
+    scores = scores[(scores["method"] == "MPFM") | (scores["seed"] == 0)]
+    summary = summarise(measure_trials(scores, trial_costs(scores)))
+    row = one(summary, method="slow", setting="hard", known_class="mean", n_anomalies=10)
+    assert (row["n_seeds"], row["auc_std"]) == (1, 0)
+    assert not np.isnan(row["auc_mean"])
+
+
+def test_a_setting_is_summarised_as_in_a_study():
+    scores = trial_scores({"MPFM": 1.0, "A": 0.5}, categories=("nut", "tile"), n_seeds=2)
+    metrics = measure_trials(scores, trial_costs(scores))
+    study = summarise(metrics)
+    for setting, part in metrics.groupby("setting"):
+        alone = summarise_setting(part)
+        assert alone.columns.tolist() == CONTRACT
+        pd.testing.assert_frame_equal(alone, study[study["setting"] == setting][CONTRACT].reset_index(drop=True))
+
+
+def test_runs_of_one_name_in_two_settings_are_two_trials():
+    scores = trial_scores({"MPFM": 1.0}, classes=("dent", "hole"), numbers=(10,), n_seeds=1)
+    renamed = scores.assign(run=scores["known_class"].replace("", "dent") + "-M10-seed0")
+    metrics = measure_trials(renamed, trial_costs(renamed))
+    assert metrics["run"].tolist() == ["dent-M10-seed0", "dent-M10-seed0", "hole-M10-seed0"]
+    assert metrics["auc"].tolist() == measure_trials(scores, trial_costs(scores))["auc"].tolist()
+
+
+def metrics(
+    values: np.ndarray, classes: list[str], categories: tuple[str, ...] = ("",), numbers: tuple[int, ...] = (10,)
+) -> pd.DataFrame:
+    """AUC = values[category, class, seed], AP = half of it; the other method is at 0.5."""
+    rows = []
+    for i, category in enumerate(categories):
+        for j, known in enumerate(classes):
+            for seed in range(values.shape[2]):
+                for number in numbers:
+                    for method in METHODS:
+                        auc = values[i, j, seed] if method == "MPFM" else 0.5
+                        cell = {"dataset": "synthetic", "setting": "hard", "category": category, "method": method}
+                        cell |= {"known_class": known, "n_anomalies": number, "seed": seed}
+                        rows.append(cell | {"auc": auc, "ap": auc / 2, "seconds": 1.0})
+    return pd.DataFrame(rows)
+
+
+def cell(summary: pd.DataFrame, **where: object) -> pd.Series:
+    for column, value in ({"method": "MPFM"} | where).items():
+        summary = summary[summary[column] == value]
+    (row,) = summary.to_dict("records")
+    return pd.Series(row)
+
+
+@given(st.integers(2, 4), st.integers(1, 5), st.integers(0, 1000))
+@settings(max_examples=30, deadline=None)
+def test_hard_mean_and_its_spread(n_classes, n_seeds, seed):
+    values = np.random.default_rng(seed).uniform(size=(1, n_classes, n_seeds))
+    classes = [f"class {j}" for j in range(n_classes)]
+    summary = summarise_setting(metrics(values, classes))
+    assert summary.columns.tolist() == CONTRACT
+    mean = cell(summary, known_class="mean")
+    assert mean["auc_mean"] == pytest.approx(values.mean())
+    assert mean["auc_std"] == pytest.approx(values[0].mean(axis=0).std())
+    assert mean["ap_mean"] == pytest.approx(values.mean() / 2)
+    assert mean["ap_std"] == pytest.approx(values[0].mean(axis=0).std() / 2)
+    assert mean["n_seeds"] == n_seeds
+    for j, known in enumerate(classes):
+        row = cell(summary, known_class=known)
+        assert row["auc_mean"] == pytest.approx(values[0, j].mean())
+        assert row["auc_std"] == pytest.approx(values[0, j].std())
+    assert set(summary["category"]) == {""}
+    assert cell(summary, method=METHODS[1], known_class="mean")["auc_mean"] == 0.5
+
+
+def test_general_setting_has_no_known_class_and_no_mean():
+    summary = summarise_setting(metrics(np.array([[[0.7, 0.9]]]), [""], numbers=(10, 1)))
+    assert set(summary["known_class"]) == {""}
+    assert summary[["method", "n_anomalies"]].to_numpy().tolist() == [
+        [METHODS[0], 1],
+        [METHODS[1], 1],
+        [METHODS[0], 10],
+        [METHODS[1], 10],
+    ]
+    row = cell(summary, n_anomalies=1)
+    assert (row["auc_mean"], row["auc_std"]) == (pytest.approx(0.8), pytest.approx(0.1))
+
+
+def test_one_known_class_has_no_mean_over_classes():
+    summary = summarise_setting(metrics(np.array([[[0.7, 0.9]]]), ["dent"]))
+    assert set(summary["known_class"]) == {"dent"}
+
+
+def test_mean_over_categories_is_the_mean_of_their_means():
+    values = np.random.default_rng(1).uniform(size=(3, 1, 4))
+    summary = summarise_setting(metrics(values, [""], categories=("nut", "tile", "wood")))
+    mean = cell(summary, category="mean")
+    assert mean["known_class"] == ""
+    assert mean["auc_mean"] == pytest.approx(values.mean())
+    assert mean["auc_std"] == pytest.approx(values[:, 0].mean(axis=0).std())
+    assert summary["category"].iloc[-1] == "mean"
+
+
+def test_mean_over_categories_weighs_each_category_once():
+    one = metrics(np.full((1, 1, 2), 0.9), ["dent"], categories=("nut",))
+    three = metrics(np.full((1, 3, 2), 0.6), ["cut", "hole", "spot"], categories=("tile",))
+    summary = summarise_setting(pd.concat([one, three]))
+    assert cell(summary, category="nut", known_class="mean")["auc_mean"] == pytest.approx(0.9)
+    assert cell(summary, category="mean", known_class="mean")["auc_mean"] == pytest.approx(0.75)
+
+
+def test_summary_survives_the_file_of_its_contract():
+    summary = summarise_setting(metrics(np.array([[[0.7, 0.9], [0.6, 0.5]]]), ["dent", "hole"]))
+    text = summary.to_csv(index=False)
+    assert text.splitlines()[0] == ",".join(CONTRACT)
+    loaded = pd.read_csv(io.StringIO(text), keep_default_na=False)
+    assert loaded.to_dict("records") == [pytest.approx(row) for row in summary.to_dict("records")]
+
+
+def test_metrics_are_nested_and_an_undefined_one_is_absent():
+    """An undefined measure comes back from its CSV file as an empty text, and then all of its column are texts."""
+    summary = summarise_setting(metrics(np.array([[[0.75], [np.nan]]]), ["dent", "hole"]))
+    loaded = pd.read_csv(io.StringIO(summary.to_csv(index=False)), keep_default_na=False)
+    assert loaded["auc_mean"].dtype != float
+    found = as_metrics(loaded)["MPFM"]
+    assert found["dent"]["M10"] == {"auc_mean": 0.75, "auc_std": 0.0, "ap_mean": 0.375, "ap_std": 0.0}
+    assert found["hole"]["M10"] == {}

@@ -1,0 +1,158 @@
+"""The comparison: order, marks and headings, in Markdown, on the page and in the figure."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.synthetic_trials import one, trial_costs, trial_scores
+from mpfm_kedro.experiments.intervals import DIFFERENCES, paired_differences
+from mpfm_kedro.experiments.measures import measure_trials, summarise
+from mpfm_kedro.experiments.published import load_published
+from mpfm_kedro.reports.comparison import (
+    comparison_table,
+    comparison_tables,
+    write_comparison,
+    write_comparison_page,
+)
+from mpfm_kedro.reports.study_figures import draw_comparison
+
+KINDS = {"MPFM": "ours", "Mahalanobis": "reference", "DRA": "baseline", "MPFM, 0 iterations": "ours"}
+METHODS = pd.DataFrame({"method": KINDS.keys(), "kind": KINDS.values(), "budget": "200 steps of 32", "note": ""})
+STRENGTH = {"MPFM": 1.2, "Mahalanobis": 0.0, "DRA": 4.0, "MPFM, 0 iterations": 1.0}
+
+
+def compared(dataset: str = "elpv", **more: object) -> pd.DataFrame:
+    scores = trial_scores(STRENGTH, dataset=dataset, **more)
+    summary = summarise(measure_trials(scores, trial_costs(scores)))
+    return comparison_table(summary, paired_differences(scores, draws=50), METHODS, load_published(dataset))
+
+
+@pytest.fixture(scope="module")
+def table() -> pd.DataFrame:
+    return compared(classes=("mono", "poly"), n_seeds=5)
+
+
+def test_methods_are_in_the_order_of_their_kinds(table):
+    assert table["method"].drop_duplicates().tolist()[:4] == ["MPFM", "MPFM, 0 iterations", "DRA", "Mahalanobis"]
+    assert table["kind"].drop_duplicates().tolist() == ["ours", "baseline", "reference", "published"]
+
+
+def test_columns_are_general_then_hard_mean_then_classes(table):
+    shown, differences = comparison_tables(table)
+    assert (shown.title, differences.title) == ("elpv", "elpv: difference to MPFM")
+    assert differences.header == shown.header[:-2]
+    assert [row[0].text for row in differences.sections[0].rows] == ["MPFM, 0 iterations", "DRA", "Mahalanobis"]
+    assert shown.header == [
+        "method",
+        *("general, M=10", "general, M=1", "hard mean, M=10", "hard mean, M=1"),
+        *("hard, known mono, M=10", "hard, known mono, M=1", "hard, known poly, M=10", "hard, known poly, M=1"),
+        *("seconds per run", "budget"),
+    ]
+    assert all(len(row) == len(shown.header) for section in shown.sections for row in section.rows)
+
+
+def test_best_second_and_decided_differences_are_marked(table):
+    written = write_comparison(table, "", 0)
+    first, second = written.split("## elpv: difference to MPFM")
+    lines = {line.split(" | ")[0].strip("| "): line for line in first.splitlines()}
+    assert re.search(r"\| DRA \| \+0\.\d+ \[\+0\.\d+, \+0\.\d+\]▲ \|", second)
+    assert re.match(r"\| DRA \| \*\*0\.\d+ ± 0\.\d+▲\*\* \|", lines["DRA"])
+    assert "<u>0." in lines["MPFM"]
+    assert "▼" in lines["Mahalanobis"]
+    assert not set("▲▼") & set(lines["MPFM"])
+    assert lines["DRA"].endswith("| 2 | 200 steps of 32 |")
+    published = lines["MPFM (published)"]
+    assert "| 0.962 ± 0.003 | 0.914 ± 0.016 | 0.832 ± 0.009 |" in published
+    assert "**" not in published
+    assert "<u>" not in published
+    headings = [name for name in lines if name.startswith("*")]
+    assert headings == [
+        "*ours*",
+        "*baselines, rebuilt here on the same frozen backbone, not their authors' code*",
+        "*references*",
+        "*published (as the MPFM paper prints them, other configuration)*",
+    ]
+    assert "† the better of two variants in every row (AHL (published))" in lines
+
+
+@given(st.lists(st.integers(0, 6).map(lambda value: 0.9 + value / 1000), min_size=2, max_size=4))
+@settings(max_examples=25, deadline=None)
+def test_places_are_those_of_the_printed_figures(means):
+    methods = METHODS.iloc[: len(means)]
+    cell = {"dataset": "synthetic", "category": "", "setting": "general", "known_class": "", "n_anomalies": 10}
+    summary = pd.DataFrame({"method": methods["method"], "auc_mean": np.add(means, 0.0001)})
+    summary = summary.assign(**cell, auc_std=0.0, n_seeds=1, seconds=1.0)
+    table = comparison_table(summary, pd.DataFrame(columns=DIFFERENCES), methods, load_published("synthetic"))
+    in_order = sorted(set(means), reverse=True)
+    for name, mean in zip(methods["method"], means, strict=True):
+        expected = "best" if mean == in_order[0] else "second" if mean == in_order[1] else ""
+        assert one(table, method=name)["place"] == expected
+
+
+def test_dataset_without_hard_setting_and_without_published_results():
+    table = compared(dataset="synthetic", classes=("defect",), n_seeds=2)
+    shown = comparison_tables(table)[0]
+    assert shown.header == ["method", "general, M=10", "general, M=1", "seconds per run", "budget"]
+    assert [section.heading.split(",")[0] for section in shown.sections] == ["ours", "baselines", "references"]
+    assert "published (" not in write_comparison(table, "", 0)
+    assert "<img" in write_comparison_page(table, "", 0)
+
+
+def test_published_columns_that_were_not_measured_are_excluded():
+    shown, _ = comparison_tables(compared(classes=("mono",), numbers=(10,), n_seeds=1))
+    assert shown.header[1:-2] == ["general, M=10"]
+
+
+def test_categories_have_a_table_each_after_that_of_their_mean():
+    categories, classes = ("carpet", "wood"), ("color", "hole")
+    table = compared(dataset="mvtec_ad", categories=categories, classes=classes, numbers=(10,), n_seeds=1)
+    tables = comparison_tables(table)
+    titles = [shown.title for shown in tables[::2]]
+    assert titles == ["mvtec_ad mean over categories", "mvtec_ad carpet", "mvtec_ad wood"]
+    rows = {row[0].text: row for row in tables[0].sections[-1].rows}
+    assert rows["MPFM (published)"][1].text == "0.982 ± 0.003"
+
+
+def test_tidy_table_survives_its_file(table):
+    loaded = pd.read_csv(io.StringIO(table.to_csv(index=False)), keep_default_na=False, na_values={"low": ""})
+    assert len(loaded) == len(table)
+    assert {"difference", "low", "high", "verdict", "place", "seconds", "budget", "note"} <= set(loaded)
+    own = table[table["kind"] != "published"]
+    assert own["difference"].isna().equals(own["method"] == "MPFM")
+    assert np.isnan(one(table, method="MPFM", setting="general", n_anomalies=1)["low"])
+
+
+def test_page_is_complete_in_itself(table):
+    page = write_comparison_page(table, "", 100)
+    assert "Nothing was chosen" not in page
+    assert page.startswith("<!doctype html>")
+    assert page.count("<img") == page.count("data:image/png;base64,") == 1
+    assert "<b>" in page
+    assert "<u>" in page
+    assert "published (as the MPFM paper prints them, other configuration)" in page
+    assert not re.search(r"(src|href)='http", page)
+
+
+def test_figure_has_one_panel_per_column_and_one_row_per_method(table):
+    figure = draw_comparison(table)
+    assert len([axis for axis in figure.axes if axis.get_visible()]) == 8
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert names[:4] == ["MPFM", "MPFM, 0 iterations", "DRA", "Mahalanobis"]
+    assert set(names[4:]) == {"FLOS", "SAOE", "MLEP", "AHL", "DPDL"}
+
+
+@pytest.mark.parametrize(
+    ("first_seed", "n_seeds", "reported"), [(0, 5, True), (3, 2, True), (0, 6, False), (100, 5, False)]
+)
+def test_only_seeds_0_to_4_are_said_to_be_untouched(table, first_seed, n_seeds, reported):
+    shown = table.assign(n_seeds=table["n_seeds"].where(table["kind"] == "published", n_seeds))
+    written = write_comparison(shown, "", first_seed)
+    assert ("Nothing was chosen on these seeds" in written) == reported
+    assert (f"Seeds {first_seed} to {first_seed + n_seeds - 1} include development seeds" in written) != reported

@@ -1,0 +1,265 @@
+"""Runs in one output folder: results are written by one run at a time, shared tables by runs that agree on them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+from kedro.pipeline import Pipeline, node
+
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.hooks import RunLocks, used_results
+from mpfm_kedro.locks import Use, locked, table_parameters
+
+PROJECT = Path(__file__).parents[1]
+TABLES = {"image_size": 64, "features.layers": ["auto"]}
+
+HOLD = """
+import json, sys
+from pathlib import Path
+from mpfm_kedro.locks import Use, locked
+
+with locked(Path(sys.argv[1]), Use(**json.loads(sys.argv[2]))):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def other_run(root: Path, **use: Any):
+    """Another process that holds what it uses until the end of the block."""
+    arguments = [sys.executable, "-c", HOLD, str(root), json.dumps(use)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "locked\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_results_of_a_study_are_written_by_one_run(tmp_path):
+    with (
+        other_run(tmp_path, dataset="synthetic", studies=["hard", "general"], started="yesterday") as other,
+        pytest.raises(InputError) as raised,
+        locked(tmp_path, Use("synthetic", ["hard"])),
+    ):
+        pass
+    message = str(raised.value)
+    assert "\n" not in message
+    for part in ("'synthetic'", "'hard'", f"process {other.pid}", "yesterday", "wait for it", "output_root"):
+        assert part in message
+    with locked(tmp_path, Use("synthetic", ["hard"])):
+        pass  # a killed process holds nothing
+
+
+@pytest.mark.parametrize(
+    ("folder", "dataset", "study"), [("", "elpv", "hard"), ("", "synthetic", "general"), ("other", "synthetic", "hard")]
+)
+def test_other_results_go_side_by_side(folder, dataset, study, tmp_path):
+    with (
+        other_run(tmp_path, dataset="synthetic", studies=["hard"], tables=TABLES),
+        locked(tmp_path / folder, Use(dataset, [study], TABLES)),
+    ):
+        assert len(list(tmp_path.glob("**/locks/*.json"))) == 2
+
+
+def test_shared_tables_need_equal_parameters(tmp_path):
+    with other_run(tmp_path, dataset="synthetic", studies=["hard"], tables=TABLES):
+        with locked(tmp_path, Use("synthetic", ["general"], dict(TABLES))):
+            pass
+        differing = {**TABLES, "image_size": 448}
+        with (
+            pytest.raises(InputError, match=r"image_size=64.*image_size=448.*output_root") as raised,
+            locked(tmp_path, Use("synthetic", ["general"], differing)),
+        ):
+            pass
+        assert "\n" not in str(raised.value)
+        with locked(tmp_path, Use("elpv", ["general"], differing)), locked(tmp_path, Use("synthetic", ["report"])):
+            pass
+
+
+def test_shared_tables_stay_locked_until_the_last_run_ends(tmp_path):
+    with locked(tmp_path, Use("synthetic", ["general"], TABLES)):
+        with other_run(tmp_path, dataset="synthetic", studies=["hard"], tables=TABLES):
+            pass
+        with (
+            pytest.raises(InputError, match="image_size"),
+            locked(tmp_path, Use("synthetic", ["hard"], {**TABLES, "image_size": 1})),
+        ):
+            pass
+
+
+def test_remnant_of_a_killed_run_is_deleted(tmp_path):
+    with other_run(tmp_path, dataset="synthetic", studies=["hard"]):
+        (left,) = (tmp_path / "locks").glob("*.json")
+    assert left.exists()
+    with locked(tmp_path, Use("synthetic", ["hard"])):
+        assert not left.exists()
+    assert [file.name for file in (tmp_path / "locks").iterdir()] == ["mutex"]
+
+
+@pytest.mark.parametrize("name", ["../../outside", "a/b", "x" * 300, "Ünïcode", ""])
+def test_names_do_not_matter_to_the_file_system(name, tmp_path):
+    root = tmp_path / "deep/out"
+    with locked(root, Use(name, [name])):
+        assert len(list(root.glob("locks/*.json"))) == len(list(tmp_path.glob("**/*.json"))) == 1
+        with pytest.raises(InputError, match="another run"), locked(root, Use(name, [name])):
+            pass
+
+
+def test_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "out").write_text("a file where a folder should be")
+    with (
+        pytest.raises(InputError, match=r"out/locks.*choose another output_root"),
+        locked(tmp_path / "out", Use("a", [])),
+    ):
+        pass
+
+
+def test_read_only_folder_is_named(tmp_path, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)  # root may write anywhere else
+    with pytest.raises(InputError, match="Read-only file system"), locked(tmp_path, Use("a", [])):
+        pass
+
+
+# which parameters decide the tables
+
+PARAMETERS: dict[str, Any] = {
+    **{"dataset": "synthetic", "category": "all", "data_root": "data/01_raw", "image_size": 64, "backbone": "resnet18"},
+    **{"output_root": "out", "n_anomalies": 3, "ingestion": {"group_split": False}},
+    "features": {"layers": ["auto"], "batch_size": 32, "workers": 1, "compile": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"n_anomalies": 1}, True),
+        ({"data_root": "./data/01_raw"}, True),
+        ({"data_root": "/project/data/01_raw"}, True),
+        ({"features": {**PARAMETERS["features"], "workers": 4, "batch_size": 8, "compile": True}}, True),
+        ({"features": {**PARAMETERS["features"], "layers": ["layer4"]}}, False),
+        ({"ingestion": {"group_split": True}}, False),
+        ({"data_root": "elsewhere"}, False),
+        ({"category": "bottle"}, False),
+        ({"image_size": 448}, False),
+        ({"backbone": "resnet50"}, False),
+    ],
+)
+def test_parameters_that_decide_the_tables(change, same):
+    project = Path("/project")
+    assert (table_parameters({**PARAMETERS, **change}, project) == table_parameters(PARAMETERS, project)) is same
+
+
+# the hook
+
+
+def _same(value: object) -> object:
+    return value
+
+
+SHARED = Pipeline(
+    [node(_same, "params:image_size", "samples")], namespace="ingestion", prefix_datasets_with_namespace=False
+)
+STUDY = Pipeline([node(_same, "samples", "runs"), node(_same, "runs", "summary")], inputs={"samples"}, namespace="hard")
+LISTING = Pipeline(
+    [node(_same, "params:data_root", "datasets"), node(_same, "datasets", "summary_text")],
+    namespace="datasets",
+    outputs={"datasets"},
+    parameters={"params:data_root"},
+)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "studies", "tables"),
+    [
+        (SHARED, set(), {"samples"}),
+        (SHARED + STUDY, {"hard"}, {"samples"}),
+        (STUDY, {"hard"}, {"samples"}),  # reads what others must not change meanwhile
+        (STUDY.from_inputs("hard.runs"), {"hard"}, set()),
+        (LISTING, {"datasets"}, set()),
+        (Pipeline([]), set(), set()),
+    ],
+)
+def test_what_a_pipeline_uses(pipeline, studies, tables):
+    assert used_results(pipeline) == (studies, tables)
+
+
+def hook(project: Path, **changes: Any) -> RunLocks:
+    locks = RunLocks()
+    parameters = {**PARAMETERS, **changes}
+    locks.after_context_created(SimpleNamespace(project_path=project, config_loader={"parameters": parameters}))
+    return locks
+
+
+@pytest.mark.parametrize("release", ["after_pipeline_run", "on_pipeline_error", None])
+def test_runs_of_one_process_follow_each_other(release, tmp_path):
+    """None: an interrupted run of a notebook, which no hook hears of."""
+    first, other = hook(tmp_path), hook(tmp_path, n_anomalies=1)
+    first.before_pipeline_run(SHARED + STUDY)
+    assert (tmp_path / "out/locks").is_dir()  # relative to the project, whatever the current folder
+    with pytest.raises(InputError, match="'hard'"):
+        other.before_pipeline_run(STUDY)
+    if release is None:
+        first.before_pipeline_run(Pipeline([]))
+    else:
+        getattr(first, release)()
+    other.before_pipeline_run(STUDY)
+    other.after_pipeline_run()
+
+
+def test_part_of_a_pipeline_is_refused_for_the_tables_it_reads(tmp_path):
+    first, other = hook(tmp_path), hook(tmp_path, image_size=448)
+    first.before_pipeline_run(SHARED)
+    with pytest.raises(InputError, match="image_size=64"):
+        other.before_pipeline_run(STUDY)
+    other.before_pipeline_run(STUDY.from_inputs("hard.runs"))
+    other.after_pipeline_run()
+    first.after_pipeline_run()
+
+
+# two real runs
+
+
+def typed(root: Path, *parameters: str) -> list[str]:
+    kedro = str(Path(sys.executable).with_name("kedro"))
+    roots = [f"data_root={root / 'raw'}", f"output_root={root / 'out'}"]
+    return [kedro, "run", "--env=test", "--pipelines=hard_setting", "--params=" + ",".join([*roots, *parameters])]
+
+
+def test_two_runs_started_together_never_mix(tmp_path):
+    numbers = (3, 1)
+    runs = [
+        subprocess.Popen(
+            typed(tmp_path, f"n_anomalies={number}"),
+            cwd=PROJECT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in numbers
+    ]
+    shown = {number: run.communicate(timeout=300)[1] for number, run in zip(numbers, runs, strict=True)}
+    succeeded = {number for number, run in zip(numbers, runs, strict=True) if run.returncode == 0}
+    assert succeeded, shown  # both if one began after the end of the other, which a busy machine may do
+    for number in set(numbers) - succeeded:
+        assert "study 'hard'" in shown[number] and "Traceback" not in shown[number]
+    tables = [
+        table for name in ("summary", "runs") for table in (tmp_path / "out").glob(f"**/{name}.csv") if table.is_file()
+    ]
+    found = {table: set(pd.read_csv(table)["n_anomalies"]) for table in tables}
+    assert all(len(here) == 1 for here in found.values()), found
+    assert set.union(*found.values()) == succeeded
+    current = [here for table, here in found.items() if "08_reporting" in table.parts]
+    assert len(current) == 2 and current[0] == current[1]

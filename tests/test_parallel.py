@@ -1,0 +1,363 @@
+"""The map over tasks: the same results in order from worker processes or a Dask cluster, within cores and memory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpfm_kedro import parallel
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.parallel import concurrent_tasks, map_tasks, memory_limit, threads_per_task, torch_device
+from mpfm_kedro.parameters import ComputeParameters
+from mpfm_kedro.progress import Progress
+
+
+def parameters(processes: int = 1, **others) -> ComputeParameters:
+    return ComputeParameters(processes=processes, **{"dask_scheduler": None, **others})
+
+
+def square(number: int) -> tuple[int, int, int]:
+    time.sleep(0.05 * (number == 0))  # the first is the last to be ready
+    return number**2, os.getpid(), torch.get_num_threads()
+
+
+def refuse(number: int) -> int:
+    if number == 2:
+        raise InputError(f"number {number} cannot be used")
+    return number
+
+
+def mark(task: tuple[Path, int]) -> None:
+    """The first task fails at once; a later one leaves a mark after a while."""
+    folder, number = task
+    if number == 0:
+        raise InputError("number 0 cannot be used")
+    time.sleep(2)
+    (folder / str(number)).touch()
+
+
+def die(number: int) -> int:
+    if number == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def environment(name: str) -> str | None:
+    return os.environ.get(name)
+
+
+def log_level(_: int) -> int:
+    return logging.getLogger("mpfm_kedro").getEffectiveLevel()
+
+
+NUMBERS = [0, 1, 2, 3, 4]
+SQUARES = [0, 1, 4, 9, 16]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_workers_keep_the_order_and_the_number_of_threads(processes):
+    results = map_tasks(square, NUMBERS, "Squares", parameters(processes, threads=1))
+    assert [value for value, *_ in results] == SQUARES
+    workers = {process for _, process, _ in results}
+    assert os.getpid() not in workers
+    assert len(workers) <= processes
+    assert {threads for *_, threads in results} == {1}
+
+
+def test_a_single_remaining_task_runs_in_a_worker_with_the_threads_of_the_whole_map(monkeypatch):
+    monkeypatch.setattr(parallel, "cpu_count", lambda: 12)  # three threads for one of two tasks, six for one of one
+    assert map_tasks(environment, ["OMP_NUM_THREADS"], "Names", parameters(0), total=2) == ["3"]
+    assert map_tasks(environment, ["OMP_NUM_THREADS"], "Names", parameters(0)) == ["6"]
+
+
+def test_warm_workers_change_their_threads_with_the_map():
+    counts = [map_tasks(square, [1], "Squares", parameters(1, threads=n))[0][2] for n in (1, 2, 2, 1)]
+    assert counts == [1, 2, 2, 1]
+
+
+def test_waiting_threads_of_a_worker_do_not_spin():
+    assert map_tasks(environment, ["OMP_WAIT_POLICY"], "Names", parameters()) == ["PASSIVE"]
+
+
+def test_workers_log_what_the_project_tells():
+    assert map_tasks(log_level, [1], "Levels", parameters()) == [logging.INFO]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_error_of_a_task_reaches_the_user_as_it_is_and_workers_can_be_used_again(processes):
+    with pytest.raises(InputError, match="number 2 cannot be used"):
+        map_tasks(refuse, NUMBERS, "Numbers", parameters(processes))
+    assert map_tasks(refuse, [1, 3], "Numbers", parameters(processes)) == [1, 3]
+
+
+def test_error_of_a_task_cancels_the_others(tmp_path):
+    with pytest.raises(InputError, match="number 0"):
+        map_tasks(mark, [(tmp_path, number) for number in range(4)], "Marks", parameters(2))
+    time.sleep(2.5)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_killed_worker_is_an_error_that_says_what_to_do():
+    with pytest.raises(InputError, match=r"killed.*compute\.processes"):
+        map_tasks(die, [0, 1, 2], "Numbers", parameters(1))
+
+
+def test_no_task_is_no_result():
+    assert map_tasks(square, [], "Squares", parameters(0)) == []
+
+
+def test_finished_tasks_count_as_done(monkeypatch):
+    shown: list[tuple[int, int]] = []
+    monkeypatch.setattr(Progress, "close", lambda bar: shown.append((bar.done, bar.total)))
+    map_tasks(refuse, [1, 3], "Numbers", parameters(), total=7)
+    assert shown == [(7, 7)]
+
+
+SLEEPERS = """
+import os, sys, time
+from pathlib import Path
+from mpfm_kedro.parallel import map_tasks
+from mpfm_kedro.parameters import ComputeParameters
+
+def sleep(folder):
+    (Path(folder) / str(os.getpid())).touch()
+    time.sleep(600)
+
+map_tasks(sleep, [sys.argv[1]] * 2, "Sleep", ComputeParameters(processes=2, dask_scheduler=None))
+"""
+
+
+def test_workers_of_a_killed_parent_exit_in_the_middle_of_a_task(tmp_path):
+    parent = subprocess.Popen([sys.executable, "-c", SLEEPERS, str(tmp_path)], stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2, lambda: parent.poll() is None)
+    workers = [psutil.Process(int(file.name)) for file in tmp_path.iterdir()]
+    assert {worker.ppid() for worker in workers} == {parent.pid}
+    parent.kill()
+    parent.wait()
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    for worker in alive:
+        worker.kill()
+    assert alive == []
+
+
+def wait_until(reached, alive=lambda: True) -> None:
+    deadline = time.monotonic() + 120
+    while not reached():
+        assert alive() and time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+# threads and memory
+
+
+@given(cores=st.integers(1, 256), total=st.integers(1, 500), done=st.integers(0, 499))
+def test_threads_never_oversubscribe_and_do_not_depend_on_what_is_done(cores, total, done):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallel, "cpu_count", lambda: cores)
+        threads = threads_per_task(parameters(0), total)
+        at_once = concurrent_tasks(parameters(0), "cpu", max(1, total - done))
+    assert 1 <= threads <= 8
+    assert 1 <= at_once <= total
+    assert threads * at_once <= cores
+    assert threads == 1 or 2 * total * threads <= cores
+
+
+@pytest.mark.parametrize(("cores", "total", "threads"), [(2, 1, 1), (2, 5, 1), (64, 5, 6), (64, 1, 8), (64, 40, 1)])
+def test_automatic_threads(cores, total, threads, monkeypatch):
+    monkeypatch.setattr(parallel, "cpu_count", lambda: cores)
+    assert threads_per_task(parameters(0), total) == threads
+    assert threads_per_task(parameters(0, threads=3), total) == 3
+
+
+def test_given_threads_share_the_cores(monkeypatch):
+    monkeypatch.setattr(parallel, "cpu_count", lambda: 16)
+    assert concurrent_tasks(parameters(0, threads=4), "cpu", 100) == 4
+    assert concurrent_tasks(parameters(3, threads=4), "cpu", 100) == 3
+    assert concurrent_tasks(parameters(0, threads=32), "cpu", 100) == 1
+
+
+@pytest.fixture
+def eight_gigabytes(monkeypatch, tmp_path):
+    monkeypatch.setattr(parallel, "cpu_count", lambda: 16)
+    monkeypatch.setattr(parallel, "CONTROL_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(parallel, "OWN_GROUPS", tmp_path / "own")
+    memory = psutil.virtual_memory()._replace(available=8 * 10**9)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    return tmp_path
+
+
+def test_memory_bounds_how_many_tasks_run_at_once(eight_gigabytes):
+    assert memory_limit(parameters(memory_share=0.5)) == 4 * 10**9
+    assert concurrent_tasks(parameters(0, memory_share=0.5), "cpu", 100, memory=10**9) == 4
+    assert concurrent_tasks(parameters(0, memory_share=1.0), "cpu", 100, memory=10**9) == 8
+    assert concurrent_tasks(parameters(0), "cpu", 100, memory=10**10) == 1
+    assert concurrent_tasks(parameters(0), "cpu", 100) == 16
+
+
+def control_group(folder: Path, names: tuple[str, str], limit: str, used: int, stat: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(stat)
+
+
+VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+VERSION_2 = ("memory.max", "memory.current")
+
+
+def test_limit_of_a_container_counts_where_it_is_lower(eight_gigabytes):
+    (eight_gigabytes / "own").write_text("0::/user/job\n")
+    groups = eight_gigabytes / "cgroup"
+    control_group(groups / "user/job", VERSION_2, "max", 0, "")
+    control_group(groups / "user", VERSION_2, str(3 * 10**9), 2 * 10**9, f"anon 7\ninactive_file {10**9}\n")
+    assert memory_limit(parameters(memory_share=1.0)) == 2 * 10**9  # of three, one is cache and one is in use
+    control_group(groups / "user/job", VERSION_2, str(10**9), 2 * 10**9, "")
+    assert memory_limit(parameters(memory_share=1.0)) == 0
+
+
+def test_limit_of_an_older_container_whose_own_path_is_not_mounted(eight_gigabytes):
+    (eight_gigabytes / "own").write_text("5:cpu,cpuacct:/docker/1\n4:memory:/docker/1\n0::/\n")
+    stat = f"inactive_file 1\ntotal_inactive_file {10**9}\n"
+    control_group(eight_gigabytes / "cgroup/memory", VERSION_1, str(3 * 10**9), 10**9, stat)
+    assert memory_limit(parameters(memory_share=1.0)) == 3 * 10**9
+
+
+def test_need_of_memory_is_told_before_the_work(eight_gigabytes, caplog):
+    with caplog.at_level(logging.INFO):
+        map_tasks(refuse, [1, 3], "Numbers", parameters(2), memory=10**9)
+    assert caplog.messages == [
+        "Numbers: 2 task(s), 2 at once, threads each: 4, memory each: 1.0 GB, limit for all: 4.0 GB"
+    ]
+
+
+def test_a_task_above_the_limit_is_warned_about_and_runs_alone(eight_gigabytes, caplog):
+    with caplog.at_level(logging.INFO):
+        assert map_tasks(refuse, [1, 3], "Numbers", parameters(2), memory=5 * 10**9) == [1, 3]
+    assert "1 at once" in caplog.messages[0]
+    assert "needs 5.0 GB, more than the limit of 4.0 GB" in caplog.messages[1]
+    assert caplog.records[1].levelno == logging.WARNING
+
+
+# Dask
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    distributed = pytest.importorskip("distributed", reason="the extra 'dask' is not installed")
+    options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    with distributed.LocalCluster(**options, protocol="tcp://") as cluster:
+        yield cluster
+
+
+def on_dask(cluster, **others) -> ComputeParameters:
+    return parameters(dask_scheduler=cluster.scheduler_address, **others)
+
+
+def test_dask_keeps_the_order_and_the_number_of_threads(cluster):
+    results = map_tasks(square, NUMBERS, "Squares", on_dask(cluster, threads=2))
+    assert [value for value, *_ in results] == SQUARES
+    assert os.getpid() not in {process for _, process, _ in results}
+    assert {threads for *_, threads in results} == {2}
+
+
+def fail_and_count(folder: Path) -> None:
+    (folder / str(time.monotonic_ns())).touch()
+    raise InputError("cannot be used")
+
+
+def test_dask_passes_errors_on_without_a_retry_and_can_be_used_again(cluster, tmp_path):
+    with pytest.raises(InputError, match="cannot be used"):
+        map_tasks(fail_and_count, [tmp_path], "Numbers", on_dask(cluster))
+    assert len(list(tmp_path.iterdir())) == 1
+    assert map_tasks(refuse, [1, 3], "Numbers", on_dask(cluster)) == [1, 3]
+
+
+def die_once(task: tuple[Path, int]) -> int:
+    """The third task kills its worker, but only the first time."""
+    folder, number = task
+    if number == 2:
+        try:
+            (folder / "killed").touch(exist_ok=False)
+        except FileExistsError:
+            return number
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def test_dask_survives_a_killed_worker(cluster, tmp_path):
+    tasks = [(tmp_path, number) for number in NUMBERS]
+    assert map_tasks(die_once, tasks, "Numbers", on_dask(cluster)) == NUMBERS
+    assert (tmp_path / "killed").exists()
+
+
+def test_task_that_kills_every_dask_worker_is_an_error_and_no_endless_wait(cluster):
+    with pytest.raises(InputError, match="ended several Dask workers"):
+        map_tasks(die, [0, 1, 2], "Numbers", on_dask(cluster))
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense://here", "127.0.0.1:port"])
+def test_scheduler_that_does_not_answer_is_named(address, monkeypatch):
+    distributed = pytest.importorskip("distributed", reason="the extra 'dask' is not installed")
+    client = distributed.Client
+    monkeypatch.setattr(distributed, "Client", lambda address, timeout: client(address, timeout="1s"))
+    with pytest.raises(InputError, match="dask_scheduler") as raised:
+        map_tasks(square, NUMBERS, "Squares", parameters(dask_scheduler=address))
+    assert address in str(raised.value)
+
+
+def test_missing_package_for_dask_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(InputError, match=r"mpfm_kedro\[dask\]"):
+        map_tasks(square, NUMBERS, "Squares", parameters(dask_scheduler="tcp://127.0.0.1:1"))
+
+
+# devices
+
+
+@pytest.mark.parametrize("cuda", [True, False])
+def test_device(cuda, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    assert torch_device("auto").type == ("cuda" if cuda else "cpu")
+    assert torch_device("cpu").type == "cpu"
+    if cuda:
+        assert torch_device("cuda").type == "cuda"
+    else:
+        with pytest.raises(InputError, match="'device' = 'cuda'"):
+            torch_device("cuda")
+
+
+def test_missing_cuda_is_said_before_any_task_runs(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done: list[int] = []
+    with pytest.raises(InputError, match="cuda"):
+        map_tasks(done.append, [1, 2], "Numbers", parameters(), device="cuda")
+    assert done == []
+
+
+def test_on_cuda_one_task_at_a_time_in_this_process_with_its_threads(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    results = map_tasks(square, [1, 2], "Squares", parameters(0, threads=7), device="auto")
+    assert {process for _, process, _ in results} == {os.getpid()}
+    assert {threads for *_, threads in results} == {torch.get_num_threads()} - {7}
+
+
+def test_on_cuda_several_processes_where_asked_for(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    results = map_tasks(square, [1, 2], "Squares", parameters(2), device="auto")
+    assert os.getpid() not in {process for _, process, _ in results}
+
+
+def test_start_up_needs_no_torch():
+    code = "import sys, mpfm_kedro.parallel, mpfm_kedro.locks; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
