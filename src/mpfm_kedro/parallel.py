@@ -114,7 +114,7 @@ def concurrent_tasks(parameters: ComputeParameters, device: str, n_tasks: int, m
 
 def memory_limit(parameters: ComputeParameters) -> int:
     """Bytes that all tasks together may use: ``compute.memory_share`` of what is available now."""
-    available = min(psutil.virtual_memory().available, *_container_memory())
+    available = min([psutil.virtual_memory().available, *_container_memory()])
     return int(parameters.memory_share * available)
 
 

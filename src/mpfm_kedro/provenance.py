@@ -82,7 +82,7 @@ class _Normaliser(ast.NodeTransformer):
 
     visit_Module = visit_ClassDef = visit_If = visit_For = visit_With = _body  # noqa: N815
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:  # noqa: N802
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
         node.returns = None
         for argument in ast.walk(node.args):
             if isinstance(argument, ast.arg):

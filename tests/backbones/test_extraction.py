@@ -261,7 +261,7 @@ def test_extraction_on_a_gpu_mixes_in_no_tensor_of_the_cpu(precision, weights, d
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     seen: set[torch.dtype] = set()
-    backbone.network.layer4.register_forward_hook(lambda module, images, maps: seen.add(maps.dtype))
+    backbone.register_forward_hook(lambda module, images, maps: seen.update(m.dtype for m in maps.values()))
     with FakeTensorMode() as mode:
         to_fake_cuda(backbone, mode)
         (batch,) = extract(backbone, dataset, parameters(precision=precision), torch.device("cuda"))

@@ -41,7 +41,7 @@ def make_general_runs(
         n_anomalies: M, or a list of several.
         n_seeds: number of seeds.
         first_seed: the first of them.
-        group_split: exclude test samples of items that the run learns from.
+        group_split: no item both trains and tests.
     """
     rows = []
     items = _items(samples) if group_split else None
@@ -148,19 +148,14 @@ def _as_list(value: int | list[int]) -> list[int]:
 def _pool_size(available: int, wanted: int, name: str) -> int:
     """Ten, or as many as are known; half of the anomalies where there are fewer than twice that."""
     if available < 2:
-        raise InputError(
-            f"{name} has {available} anomalies; two are needed, one to learn from, one to test"
-        )
+        raise InputError(f"{name} has {available} anomalies; two are needed, one to learn from, one to test")
     if wanted > available:
         raise InputError(f"Parameter 'n_anomalies' = {wanted}: {name} has {available} anomalies")
     pool = max(POOL, wanted)
     if available < 2 * pool:
         pool = available // 2
         logger.warning(
-            "%s has only %d anomalies: the pool of known ones shrinks to %d, the others are tested",
-            name,
-            available,
-            pool,
+            "%s has only %d anomalies: the pool of known ones shrinks to %d, others are tested", name, available, pool
         )
     return pool
 

@@ -120,10 +120,8 @@ def fit_pieces(
             task = _piece_task(trial, piece, features, cache, fitted, device, describe)
             fitted[trial.piece_name(piece)] = task.entry
             tasks.setdefault(task.entry.path.name, task)
-        names = list(dict.fromkeys(piece.name.replace("_", " ") for _, piece in chosen))
-        _fit_missing(
-            list(tasks.values()), f"{label}, {names[0]}{' and others' * (len(names) > 1)}" if names else "", compute
-        )
+        names = {piece.name.replace("_", " ") for _, piece in chosen}
+        _fit_missing(list(tasks.values()), f"{label} ({names.pop()})" if len(names) == 1 else label, compute)
     return {name: entry for name, entry in fitted.items() if name not in (initial or {})}
 
 

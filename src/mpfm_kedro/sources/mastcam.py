@@ -22,17 +22,7 @@ TITLE = "Mastcam"
 OBTAIN = "Kerner et al. (2020), https://zenodo.org/records/3732485"
 REPEATED = "all"
 N_CLASSES = 11
-PAPER_CLASSES = {
-    "bedrock",
-    "broken-rock",
-    "drill-hole",
-    "drt",
-    "dump-pile",
-    "float",
-    "meteorite",
-    "scuff",
-    "veins",
-}
+PAPER_CLASSES = {"bedrock", "broken-rock", "drill-hole", "drt", "dump-pile", "float", "meteorite", "scuff", "veins"}
 
 
 def locate(root: Path) -> Path:

@@ -5,8 +5,8 @@ Columns as a source lists them (``LISTED``):
     mask_path (where the defect is, for pixel metrics: below the source's folder, "" without one, several joined
     with "|"; checked to exist and to have the size of the image, and not yet read by any stage),
     label (0 normal, 1 anomaly),
-    defect_class ("" for normals), split (train | test for normals of a source with its own split, "" where it
-    is made here), group (the physical item: samples of one group are not independent).
+    defect_class ("" for normals), split (train | test for normals of a source with its own split, "" where
+    ingestion splits them), group (the physical item: samples of one group are not independent).
 Ingestion adds ``CHECKED``: content_hash, width, height, pixel_format, problem ("" for a usable image) and dhash
 (perceptual hash of the crop; "" for an image of one colour, or an unreadable one).
 """
@@ -21,31 +21,15 @@ import pandas as pd
 
 from mpfm_kedro.errors import InputError
 
-LISTED = [
-    "dataset",
-    "category",
-    "sample_id",
-    "path",
-    "crop",
-    "mask_path",
-    "label",
-    "defect_class",
-    "split",
-    "group",
-]
+LISTED = ["dataset", "category", "sample_id", "path", "crop", "mask_path", "label", "defect_class", "split", "group"]
 CHECKED = ["content_hash", "width", "height", "pixel_format", "problem", "dhash"]
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".npy"}
 
 
 def sample(dataset: str, path: str, label: int, defect_class: str = "", **more: str) -> dict[str, Any]:
     """One row of a sample table; what is not given is empty, the id is path and crop."""
-    row = dict.fromkeys(LISTED, "") | {
-        "dataset": dataset,
-        "path": path,
-        "label": label,
-        "defect_class": defect_class,
-        **more,
-    }
+    given = {"dataset": dataset, "path": path, "label": label, "defect_class": defect_class}
+    row = dict.fromkeys(LISTED, "") | given | more
     row["sample_id"] = f"{path}#{row['crop']}" if row["crop"] else path
     row["group"] = row["group"] or row["sample_id"]
     return row

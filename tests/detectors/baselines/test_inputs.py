@@ -48,9 +48,8 @@ def test_rows_have_the_same_bits_whether_cached_or_read(make_rows, index):
     groups = [normals, normals.take(np.arange(0)), pseudo]
     sources = [StandardisedInput.fit(kind, pseudo) for kind in ("pooled", "maps")]
     rows = torch.tensor(index)
-    for cached, read in zip(
-        *(training_inputs(sources, groups, len(index), each) for each in (ALL, NOTHING)), strict=True
-    ):
+    both = (training_inputs(sources, groups, len(index), context) for context in (ALL, NOTHING))
+    for cached, read in zip(*both, strict=True):
         assert torch.equal(cached[rows], read[rows])
         assert torch.equal(cached.batch(rows), read.batch(rows))
         assert torch.equal(cached.batch(rows), cached[rows].float())

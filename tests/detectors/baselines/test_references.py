@@ -141,6 +141,13 @@ def test_patches_are_found_where_the_normals_have_them():
     np.testing.assert_allclose(scores(fitted(PatchNeighbours, training(normals)), normals), 0, atol=0.02)
 
 
+def test_the_coreset_does_not_depend_on_the_size_of_batches(monkeypatch):
+    data = training(textures(40, seed=0))
+    before = fitted(PatchNeighbours, data).state().tensors["coreset"]
+    monkeypatch.setattr("mpfm_kedro.detectors.baselines.patch_knn.IMAGES_PER_BATCH", 7)
+    torch.testing.assert_close(fitted(PatchNeighbours, data).state().tensors["coreset"], before)
+
+
 def test_k_centres_cover_small_groups_first():
     rng = np.random.default_rng(0)
     points = np.concatenate([rng.normal(size=(500, 3)), 50 * np.eye(3) + 0.1])

@@ -4,20 +4,19 @@ import numpy as np
 import pytest
 import torch
 
-from mpfm_kedro.detectors.mpfm.artefact import pack
-from mpfm_kedro.detectors.mpfm.calibration import plain_sum
 from mpfm_kedro.backbones.rows import FeatureRows
-from mpfm_kedro.detectors.mpfm.initialisation import build, initialise
+from mpfm_kedro.detectors.mpfm.assembly import initial_model
+from mpfm_kedro.detectors.mpfm.closed_form import fit_closed_form
+from mpfm_kedro.detectors.mpfm.division import Division
 from mpfm_kedro.detectors.mpfm.modes import Modes
 from mpfm_kedro.detectors.mpfm.objective import Options
+from mpfm_kedro.detectors.mpfm.prototypes import initialise
 from mpfm_kedro.detectors.mpfm.trainer import Schedule
-from mpfm_kedro.parameters import RepairParameters
-from mpfm_kedro.experiments.run_data import RunData
-from mpfm_kedro.detectors.mpfm.steps import kept_for_training, training_set
+from mpfm_kedro.detectors.mpfm.training import training_set
 
 torch.set_num_threads(1)
 
-Problem = namedtuple("Problem", "data init model initial training unseen_normals unseen_anomalies")
+Problem = namedtuple("Problem", "data closed_form prototypes model training unseen_normals unseen_anomalies")
 
 
 @pytest.fixture(scope="session")
@@ -118,29 +117,23 @@ def make_problem(make_rows):
 
         fitted, held_back = normals(n * n_modes), normals(20 * n_modes)
         (cut, cut_source), (held_cut, held_cut_source) = pseudo(fitted), pseudo(held_back)
-        data = RunData(
+        data = Division(
             normals=make_rows(fitted, seed=1),
             pseudo=make_rows(cut, spot=2.0, seed=2, source=cut_source),
             anomalies=make_rows(normals(n_anomalies) + shift, spot=4.0, seed=3),
             held_back=make_rows(held_back, seed=4),
             held_back_pseudo=make_rows(held_cut, spot=2.0, seed=5, source=held_cut_source),
         )
-        init = initialise(data.normals, data.held_back, n_prototypes, 4, 20, seed, printed_start)
-        model = build(init, data.normals, hidden=8, transport_steps=1, top_share=0.1, seed=seed)
-        initial = pack(model, plain_sum(init.fitted.modes.n_modes), kept_for_training(init, model, data), {})
-        repairs = RepairParameters(
-            mutual_information="repaired",
-            normality_target="repaired",
-            coupling=coupling,
-            transport_start="printed" if printed_start else "repaired",
-            fusion="repaired",
-        )
+        rows = data.normals, data.pseudo, data.held_back
+        closed_form, _ = fit_closed_form(*rows, 4, 20, top_share=0.1, seed=seed, printed=printed_start)
+        prototypes = initialise(closed_form, data.normals, n_prototypes, transport_steps=1, seed=seed)
+        model = initial_model(closed_form, prototypes, hidden=8, seed=seed)
         return Problem(
             data,
-            init,
+            closed_form,
+            prototypes,
             model,
-            initial,
-            training_set(model, initial, data, seed, repairs),
+            training_set(model, closed_form, data, seed, coupling == "repaired"),
             make_rows(normals(200), seed=6),
             make_rows(normals(200) + shift, spot=4.0, seed=7),
         )

@@ -4,7 +4,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from mpfm_kedro.detectors.mpfm.calibration import MIN_NORMALS_OF_A_MODE, SIGNS, Calibration, calibrate, plain_sum, weights
+from mpfm_kedro.detectors.mpfm.calibration import (
+    MIN_NORMALS_OF_A_MODE,
+    SIGNS,
+    Calibration,
+    calibrate,
+    plain_sum,
+    weights,
+)
 
 
 def scores(sizes, seed=0, shift=0.0):
@@ -83,11 +90,10 @@ def test_a_dead_head_gets_no_weight_and_makes_no_nan(part, value):
     assert np.isfinite(calibration.fuse(pseudo, pseudo_mode)).all()
 
 
-def test_without_pseudo_anomalies_the_likelihood_decides_alone():
+def test_without_pseudo_anomalies_both_likelihoods_count():
     normals, mode = scores([20])
     calibration = calibrate(normals, mode, np.empty((0, 4)), np.empty(0, dtype=int), n_modes=1)
-    np.testing.assert_array_equal(calibration.weight, [1, 0, 0, 0])
-    np.testing.assert_array_equal(np.argsort(calibration.fuse(normals, mode)), np.argsort(normals[:, 0]))
+    np.testing.assert_array_equal(calibration.weight, [1, 1, 0, 0])
 
 
 def test_one_held_back_normal_is_enough_to_go_on():

@@ -114,7 +114,9 @@ def test_energy_at_the_endpoint_is_the_mahalanobis_distance(make_modes, covarian
     z = around(modes, 50, spread=4.0)
     offset = z - modes.mean
     mahalanobis = torch.einsum("bd,de,be->b", offset, covariances(modes)[0].inverse(), offset)
-    torch.testing.assert_close((modes.endpoint(z) - modes.target_mean).square().sum(1), mahalanobis, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(
+        (modes.endpoint(z) - modes.target_mean).square().sum(1), mahalanobis, rtol=1e-8, atol=1e-8
+    )
 
 
 def test_posterior_is_bayes_rule(make_modes, covariances):

@@ -48,7 +48,7 @@ def test_resumed_training_is_bit_identical_to_an_undisturbed_one(make_problem, s
     kept = {}
 
     def keep(state):
-        kept[state.epoch] = save_state(state, {"seconds": 1.0})
+        kept[state.epoch] = save_state(state)
 
     interrupted = make_problem()
     first = dataclasses.replace(schedule, epochs=stop)
@@ -62,7 +62,7 @@ def test_resumed_training_is_bit_identical_to_an_undisturbed_one(make_problem, s
 
 def test_a_kept_state_does_not_change_as_training_goes_on(problem, schedule, options):
     kept = []
-    train(problem.model, problem.training, schedule, options, 5, checkpoint=lambda s: kept.append(save_state(s, {})))
+    train(problem.model, problem.training, schedule, options, 5, checkpoint=lambda s: kept.append(save_state(s)))
     assert "model.velocity.mean.weight" in differing(kept[0].tensors, kept[-1].tensors)
 
 
@@ -70,7 +70,7 @@ def test_a_finished_training_is_only_loaded(make_problem, schedule, options):
     kept = []
     problem = make_problem()
     history = train(
-        problem.model, problem.training, schedule, options, 5, checkpoint=lambda s: kept.append(save_state(s, {}))
+        problem.model, problem.training, schedule, options, 5, checkpoint=lambda s: kept.append(save_state(s))
     )
     again = make_problem()
     assert train(again.model, again.training, schedule, options, 5, load_state(kept[-1])) == history

@@ -11,10 +11,10 @@ from mpfm_kedro.detectors.mpfm.trainer import State
 def save_state(state: State) -> Artefact:
     """A training state as an artefact."""
     assert state.generator is not None
-    tensors: dict[str, Tensor] = {f"model.{name}": value.cpu() for name, value in state.model.items()}
-    tensors["generator"] = state.generator
+    tensors: dict[str, Tensor] = {f"model.{name}": value.cpu().clone() for name, value in state.model.items()}
+    tensors["generator"] = state.generator.clone()
     for number, values in state.optimiser["state"].items():
-        tensors |= {f"optimiser.{number}.{name}": value.cpu() for name, value in values.items()}
+        tensors |= {f"optimiser.{number}.{name}": value.cpu().clone() for name, value in values.items()}
     plain = {"epoch": state.epoch, "history": state.history, "groups": state.optimiser["param_groups"]}
     return Artefact(tensors, plain)
 

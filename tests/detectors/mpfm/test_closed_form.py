@@ -7,36 +7,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
-from mpfm_kedro.detectors.mpfm.initialisation import (
-    fit_prototypes,
+from mpfm_kedro.detectors.mpfm.assembly import initial_model
+from mpfm_kedro.detectors.mpfm.closed_form import (
+    closed_form_start,
+    fit_closed_form,
     fit_standardiser,
-    initialise,
-    move,
-    move_by_fold,
-    standardise,
+    start_by_fold,
+    unpack,
 )
 from mpfm_kedro.detectors.mpfm.mixture import PrototypeMixture
 from mpfm_kedro.detectors.mpfm.mode_fitting import FittedModes, folds, modes_without_fold
-from mpfm_kedro.detectors.mpfm.model import MPFM
 from mpfm_kedro.detectors.mpfm.mutual_information import information, mim_loss
+from mpfm_kedro.detectors.mpfm.prototypes import fit_prototypes, initialise
 
 D = 2304
 
 
-def build(init, prototypes=None, printed_start=False):
-    torch.manual_seed(0)
-    return MPFM(
-        init.standardiser,
-        init.fitted.modes,
-        prototypes or init.prototypes,
-        init.global_center,
-        init.global_spread,
-        hidden=8,
-        transport_steps=1,
-        top_share=0.1,
-        patches=init.patches,
-        printed_start=printed_start,
-    )
+def build(closed_form, prototypes, mixture=None):
+    model = initial_model(closed_form, prototypes, hidden=8, seed=0)
+    if mixture is not None:
+        model.prototypes = mixture
+    return model
 
 
 def scores(model, rows):
@@ -65,15 +56,15 @@ def wide(make_rows):
 
     normals, held_back = draw(120, 1), draw(40, 2)
     new = draw(80, 3), draw(40, 4, level=0.33), draw(40, 5, level=0.5)
-    init = initialise(normals, held_back, 32, 4, 50, 0)
-    return init, normals, new
+    closed_form, _ = fit_closed_form(normals, normals.take(np.arange(0)), held_back, 4, 50, top_share=0.1, seed=0)
+    return closed_form, initialise(closed_form, normals, 32, transport_steps=1, seed=0), normals, new
 
 
 def test_standardiser_centres_and_scales_normals(make_rows):
     rng = np.random.default_rng(0)
     rows = make_rows(5 + 3 * rng.normal(size=(600, 6)))
     standardiser = fit_standardiser(rows)
-    z = standardise(standardiser, rows.pooled)
+    z = standardiser.z(rows)
     np.testing.assert_allclose(z.mean(0), 0, atol=1e-4)
     np.testing.assert_allclose(z.std(0), 1, atol=1e-4)
     maps = rows.map_batch().double().numpy()
@@ -94,23 +85,22 @@ def test_constant_channels_keep_their_scale(make_rows):
 
 def test_untrained_global_score_is_the_energy_of_the_one_mode(make_problem):
     problem = make_problem(n_modes=1)
-    modes = problem.init.fitted.modes
+    modes = problem.closed_form.modes
     assert modes.n_modes == 1
-    model = build(problem.init, PrototypeMixture(modes.target_mean, torch.ones(1), 1.0, modes.log_det))
+    model = build(*problem[1:3], PrototypeMixture(modes.target_mean, torch.ones(1), 1.0, modes.log_det))
     rows = problem.unseen_anomalies
     energy = energy_of_the_modes(model, rows) / rows.pooled.shape[1]
     model.modes.float()
-    np.testing.assert_allclose(
-        scores(model, rows), (energy - problem.init.global_center) / problem.init.global_spread, rtol=1e-3, atol=1e-3
-    )
+    center, spread = (problem.prototypes.details[f"global_{name}"] for name in ("center", "spread"))
+    np.testing.assert_allclose(scores(model, rows), (energy - center) / spread, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("n_modes", [2, 3])
 def test_untrained_global_score_ranks_as_the_mixture_of_modes(make_problem, n_modes):
     problem = make_problem(n_modes=n_modes)
-    modes = problem.init.fitted.modes
+    modes = problem.closed_form.modes
     assert modes.n_modes == n_modes
-    model = build(problem.init, PrototypeMixture(modes.target_mean, modes.weight, 1.0, modes.log_det))
+    model = build(*problem[1:3], PrototypeMixture(modes.target_mean, modes.weight, 1.0, modes.log_det))
     for rows in (problem.unseen_normals, problem.unseen_anomalies):
         found = scores(model, rows)
         energy = energy_of_the_modes(model, rows)
@@ -119,29 +109,27 @@ def test_untrained_global_score_ranks_as_the_mixture_of_modes(make_problem, n_mo
 
 
 def test_default_prototypes_rank_as_the_mixture_of_modes_where_dimensions_abound(wide):
-    init, _, new = wide
-    assert init.fitted.modes.n_modes == 2
-    assert len(init.prototypes.mean) == 32
-    model = build(init)
+    closed_form, prototypes, _, new = wide
+    assert closed_form.modes.n_modes == 2
+    model = build(closed_form, prototypes)
+    assert len(model.prototypes.mean) == 32
     found, energy = (np.concatenate([of(model, rows) for rows in new]) for of in (scores, energy_of_the_modes))
     model.modes.float()
     assert spearmanr(found, energy).statistic > 0.999
 
 
 def test_global_score_of_new_normals_is_near_zero_and_of_order_one(wide):
-    init, normals, (new, *_) = wide
-    fresh, fitted = scores(build(init), new), scores(build(init), normals)
+    closed_form, prototypes, normals, (new, *_) = wide
+    fresh, fitted = (scores(build(closed_form, prototypes), rows) for rows in (new, normals))
     assert abs(fresh.mean()) < 1
     assert 0.3 < fresh.std() < 3
     assert fitted.mean() < -3  # far too small in-sample: this is what cross-fitting is for
 
 
 def test_mutual_information_has_room_and_a_gradient_at_the_default_dimension(wide):
-    init, normals, _ = wide
-    model = build(init)
-    fold = folds(len(normals), 0)
-    z = standardise(init.standardiser, normals.pooled)
-    start = move_by_fold(modes_without_fold(z, init.fitted, fold), z, fold)
+    closed_form, prototypes, normals, _ = wide
+    model = build(closed_form, prototypes)
+    z, (start, _) = closed_form.standardiser.z(normals), closed_form.starts
     parameters = [*model.velocity.parameters(), *model.prototypes.parameters()]
 
     def posterior():
@@ -165,8 +153,7 @@ def test_every_mode_gets_prototypes_in_proportion_to_its_normals(make_modes, siz
     labels = np.repeat(np.arange(len(sizes)), sizes)
     modes = make_modes(d=3, ranks=(2,) * len(sizes))
     psi = np.random.default_rng(0).normal(size=(len(labels), 3)) + 50 * labels[:, None]
-    fitted = FittedModes(modes, labels, np.zeros(len(sizes)), 0.0)
-    prototypes = fit_prototypes(psi, fitted, n_prototypes, 0, printed_start=False)
+    prototypes = fit_prototypes(psi, modes, labels, n_prototypes, 0)
     owner = np.rint(prototypes.mean.detach().numpy().mean(1) / 50).astype(int)
     wanted = min(n_prototypes, len(labels))
     assert wanted <= len(owner) <= wanted + len(sizes) - 1  # every mode has at least one
@@ -182,14 +169,14 @@ def test_every_mode_gets_prototypes_in_proportion_to_its_normals(make_modes, siz
 def test_too_many_prototypes_are_capped_and_said(make_problem, caplog):
     with caplog.at_level(logging.INFO):
         problem = make_problem(n_modes=1, n=25, n_prototypes=32)
-    assert len(problem.init.prototypes.mean) == 25
+    assert len(problem.model.prototypes.mean) == 25
     assert "32 prototypes for 25 normals" in caplog.text
 
 
 def test_printed_prototypes_have_the_scale_of_their_inertia(make_problem):
     problem = make_problem(printed_start=True)
-    prototypes = problem.init.prototypes
-    z = torch.from_numpy(standardise(problem.init.standardiser, problem.data.normals.pooled))
+    prototypes = problem.model.prototypes
+    z = torch.from_numpy(problem.closed_form.standardiser.z(problem.data.normals))
     distance = torch.cdist(z, prototypes.mean.detach()).square().min(1).values
     assert float(prototypes.scale) ** 2 == pytest.approx(float(distance.sum()) / z.numel(), rel=1e-3)
     assert prototypes.log_volume.abs().max() == 0
@@ -200,24 +187,39 @@ def test_repeated_normals_leave_a_finite_model(make_rows):
     rng = np.random.default_rng(0)
     pooled = np.repeat(rng.normal(size=(6, 8)), 5, axis=0)
     rows = make_rows(pooled)
-    init = initialise(rows, make_rows(rng.normal(size=(5, 8))), 10, 1, 10, 0)
-    x = torch.from_numpy(standardise(init.standardiser, rows.pooled))
-    assert init.prototypes.posterior(x, 50.0).isfinite().all()
-    assert init.prototypes.logit.isfinite().all()
+    held_back = make_rows(rng.normal(size=(5, 8)))
+    closed_form, _ = fit_closed_form(rows, rows.take(np.arange(0)), held_back, 1, 10, top_share=0.1, seed=0)
+    prototypes = build(closed_form, initialise(closed_form, rows, 10, transport_steps=1, seed=0)).prototypes
+    x = torch.from_numpy(closed_form.standardiser.z(rows))
+    assert prototypes.posterior(x, 50.0).isfinite().all()
+    assert prototypes.logit.isfinite().all()
 
 
-def test_moved_by_fold_uses_the_modes_without_the_sample(wide):
-    init, normals, _ = wide
-    z = standardise(init.standardiser, normals.pooled)
-    fold = folds(len(z), 0)
-    partial = modes_without_fold(z, init.fitted, fold)
-    moved = move_by_fold(partial, z, fold)
+def test_starts_of_the_normals_are_by_modes_without_them(wide):
+    closed_form, prototypes, normals, _ = wide
+    z, fold = closed_form.standardiser.z(normals), folds(len(normals), 0)
+    fitted = FittedModes(closed_form.modes, closed_form.labels, closed_form.shrinkage, 0.0)
+    partial = modes_without_fold(z, fitted, fold)
+    start, _ = closed_form.starts
+    torch.testing.assert_close(start, start_by_fold(partial, z, fold))
     for i in (0, 17, 39):
-        alone = move(partial[fold[i]], z[i : i + 1])
-        torch.testing.assert_close(moved.psi[i], alone.psi[0], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(moved.log_prob[i], alone.log_prob[0], rtol=1e-4, atol=1e-2)
-    energy, inside = (-init.prototypes.log_prob(start.psi).detach() for start in (moved, move(init.fitted.modes, z)))
-    assert (energy > inside).all()
+        alone = closed_form_start(partial[fold[i]], z[i : i + 1])
+        torch.testing.assert_close(start.psi[i], alone.psi[0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(start.log_prob[i], alone.log_prob[0], rtol=1e-4, atol=1e-2)
+    mixture = build(closed_form, prototypes).prototypes
+    inside = closed_form_start(closed_form.modes, z)
+    energy, fitted_energy = (-mixture.log_prob(one.psi).detach() for one in (start, inside))
+    assert (energy > fitted_energy).all()
+
+
+@pytest.mark.parametrize("printed_start", [False, True])
+def test_closed_form_survives_storage(make_problem, printed_start):
+    closed_form = make_problem(printed_start=printed_start).closed_form
+    again = unpack(closed_form.pack({}))
+    assert again.printed == closed_form.printed == printed_start
+    first, second = closed_form.pack({}), again.pack({})
+    assert first.details == second.details and set(first.tensors) == set(second.tensors)
+    assert all(torch.equal(value, second.tensors[name]) for name, value in first.tensors.items())
 
 
 def test_same_seed_gives_the_same_start(make_problem):
