@@ -14,17 +14,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import yaml
+from mpfm_kedro.detectors.mpfm.initialisation import build, initialise, move
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
 from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract
-from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.mpfm.heads import LinearScore, LocalScore
-from mpfm_kedro.detectors.mpfm.initialisation import build, initialise, move
 from mpfm_kedro.detectors.mpfm.model import MPFM
 from mpfm_kedro.detectors.mpfm.objective import Options, losses
 from mpfm_kedro.detectors.mpfm.trainer import Moved, Schedule, TrainingSet, draw_batch
+from mpfm_kedro.images.loading import ImageLoader
+from mpfm_kedro.parameters import FeatureParameters
 from mpfm_kedro.sources import elpv
 
 STATISTICS = ["mean", "max", "std"]
@@ -49,9 +51,11 @@ def extraction(backbone: Backbone, size: int, n: int, compiled: bool) -> float:
     folder = elpv.SOURCE.locate(Path("data/01_raw"))
     listed = elpv.SOURCE.list_samples(folder).head(n).assign(view="original", content_hash="")
     images = ImageLoader("elpv", folder, int(1e8), Path("unused"))
-    dataset = ViewImages(listed, images, size)
-    batches = torch.stack([dataset[i] for i in range(n)]).split(32)
+    dataset = ViewImages(listed, images.read, size)
+    batches = torch.stack([dataset[i][1] for i in range(n)]).split(32)
     bare = resnet18().eval().to(memory_format=torch.channels_last)
+    values = yaml.safe_load(Path("conf/base/parameters_features.yml").read_text())["features"]
+    parameters = FeatureParameters(**(values | {"statistics": STATISTICS, "compile": compiled}))
 
     def forward_loop() -> None:
         with torch.inference_mode():
@@ -59,7 +63,7 @@ def extraction(backbone: Backbone, size: int, n: int, compiled: bool) -> float:
                 bare(batch.float().contiguous(memory_format=torch.channels_last))
 
     def ours() -> None:
-        for _ in extract(backbone, dataset, STATISTICS, torch.device("cpu"), 32, 1, compiled):
+        for _ in extract(backbone, dataset, parameters, torch.device("cpu")):
             pass
 
     seconds = medians(3, bare=forward_loop, ours=ours)
@@ -127,13 +131,13 @@ def scoring(backbone: Backbone, size: int) -> float:
     """Scoring one image end to end (file, backbone, model) ÷ the backbone's forward."""
     folder = elpv.SOURCE.locate(Path("data/01_raw"))
     listed = elpv.SOURCE.list_samples(folder).head(1).assign(view="original", content_hash="")
-    dataset = ViewImages(listed, ImageLoader("elpv", folder, int(1e8), Path("unused")), size)
+    dataset = ViewImages(listed, ImageLoader("elpv", folder, int(1e8), Path("unused")).read, size)
     model, _ = made_model(size // 16)
     bare = resnet18().eval().to(memory_format=torch.channels_last)
-    ready = dataset[0][None].float().contiguous(memory_format=torch.channels_last)
+    ready = dataset[0][1][None].float().contiguous(memory_format=torch.channels_last)
 
     def end_to_end() -> None:
-        model.score(*backbone.features(dataset[0][None], STATISTICS))
+        model.score(*backbone.features(dataset[0][1][None], STATISTICS))
 
     with torch.inference_mode():
         seconds = medians(30, forward=lambda: bare(ready), whole=end_to_end)

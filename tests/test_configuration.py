@@ -127,7 +127,8 @@ def test_images_are_looked_for_in_the_project_then_in_the_current_folder(project
 
 
 def test_wrong_type_of_a_path_is_left_to_the_check_of_parameters():
-    parameters = loader(PROJECT / "conf", runtime_params={"data_root": 5, "features": {"weights_file": 7}})["parameters"]
+    runtime = {"data_root": 5, "features": {"weights_file": 7}}
+    parameters = loader(PROJECT / "conf", runtime_params=runtime)["parameters"]
     assert (parameters["data_root"], parameters["features"]["weights_file"]) == (5, 7)
 
 

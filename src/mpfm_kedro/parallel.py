@@ -98,7 +98,7 @@ def _on_cuda(device: str) -> bool:
 
 
 def threads_per_task(parameters: ComputeParameters, total: int) -> int:
-    """Threads of one task: ``compute.threads``, or half of a core's share when ``total`` tasks were planned."""
+    """Threads of one task: ``compute.threads``, or half of its share of the cores, ⌊cores / (2 total)⌋, from 1 to 8."""
     return parameters.threads or max(1, min(MAX_THREADS, cpu_count() // (2 * max(1, total))))
 
 

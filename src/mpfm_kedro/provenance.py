@@ -31,6 +31,7 @@ def key_digest(key: Any) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:24]
 
 
+@cache
 def library_versions() -> dict[str, str]:
     """Versions of the libraries that decide numbers."""
     return {name: version(name) for name in LIBRARIES}

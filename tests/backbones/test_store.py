@@ -275,6 +275,14 @@ def test_overview_and_free(stores):
     assert stores.open(SPEC).missing(["a||original"]) == ["a||original"]
 
 
+def test_store_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "store").write_text("a file where a folder should be")
+    store = FeatureStore(tmp_path / "store").open(SPEC)
+    with pytest.raises(InputError) as raised, store.writing():
+        pass
+    assert str(store.folder) in str(raised.value)
+
+
 def test_room_is_checked_before_any_work(stores, monkeypatch):
     assert SPEC.row_bytes == 3 * 4 + 4 * 2
     assert stores.check_room(SPEC, 1000) == 20_000

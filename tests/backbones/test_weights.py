@@ -1,4 +1,4 @@
-"""Weights: the digest, the order of the origins, the kept copy and each way it can go wrong."""
+"""Weights: the digest, the order of the origins, the cached copy and each way it can go wrong."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TestDigest:
         assert digest({"a": square.bfloat16()}) != digest({"a": square})
 
 
-class TestKeptCopy:
+class TestCachedCopy:
     def test_is_written_whole_with_digest_and_origin_and_used_at_once(
         self, mobilenet: dict[str, Tensor], tmp_path: Path
     ) -> None:
@@ -77,21 +77,21 @@ class TestKeptCopy:
         assert digest(obtain_weights(MOBILENET, folder, origins=DEAF)) == KNOWN[MOBILENET].digest
 
     @pytest.mark.parametrize("damage", ["truncated", "one bit", "empty", "other weights"])
-    def test_damaged_is_reported_and_obtained_anew(
+    def test_damaged_is_reported_and_obtained_again(
         self, mobilenet: dict[str, Tensor], tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         obtain_weights(MOBILENET, tmp_path, origins=giving(mobilenet))
-        kept = tmp_path / f"{MOBILENET}.safetensors"
-        content = bytearray(kept.read_bytes())
+        cached = tmp_path / f"{MOBILENET}.safetensors"
+        content = bytearray(cached.read_bytes())
         if damage == "one bit":
             content[len(content) // 2] ^= 1
-        kept.write_bytes({"truncated": content[:-1000], "empty": b""}.get(damage, content))
+        cached.write_bytes({"truncated": content[:-1000], "empty": b""}.get(damage, content))
         if damage == "other weights":
-            save_file({"a": torch.ones(2)}, kept, {"digest": digest({"a": torch.ones(2)})})
+            save_file({"a": torch.ones(2)}, cached, {"digest": digest({"a": torch.ones(2)})})
         with caplog.at_level(logging.WARNING):
             tensors = obtain_weights(MOBILENET, tmp_path, origins=giving(mobilenet))
         assert digest(tensors) == KNOWN[MOBILENET].digest
-        assert str(kept) in caplog.text and "obtained anew" in caplog.text
+        assert str(cached) in caplog.text and "obtained again" in caplog.text
         assert digest(obtain_weights(MOBILENET, tmp_path, origins=DEAF)) == KNOWN[MOBILENET].digest
 
     def test_without_a_known_digest_the_one_in_the_file_counts(self, tmp_path: Path) -> None:
@@ -164,12 +164,12 @@ class TestErrors:
 
 
 class TestOwnFile:
-    def test_known_weights_are_kept(self, pth: Path, tmp_path: Path) -> None:
+    def test_known_weights_are_cached(self, pth: Path, tmp_path: Path) -> None:
         obtain_weights(MOBILENET, tmp_path, pth, origins=DEAF)
         assert digest(obtain_weights(MOBILENET, tmp_path, origins=DEAF)) == KNOWN[MOBILENET].digest
 
     @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-    def test_other_weights_go_before_the_kept_copy_and_leave_it_alone(
+    def test_other_weights_take_precedence_over_the_cached_copy_and_leave_it_alone(
         self, mobilenet: dict[str, Tensor], tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         obtain_weights(MOBILENET, tmp_path, origins=giving(mobilenet))

@@ -1,4 +1,4 @@
-"""The weights dataset: what it hands out, what it refuses, and that naming it imports no torch."""
+"""The weights dataset: what it gives, what it refuses, and that naming it imports no torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def own(tmp_path: Path) -> Path:
 
 
 def test_load_gives_name_digest_and_tensors(own: Path, tmp_path: Path) -> None:
-    weights = BackboneWeightsDataset(str(tmp_path / "kept"), NAME, str(own)).load()
+    weights = BackboneWeightsDataset(str(tmp_path / "cached"), NAME, str(own)).load()
     expected = torch.load(own, weights_only=True)
     assert weights.name == NAME
     assert weights.digest == digest(expected)
@@ -35,7 +35,7 @@ def test_load_gives_name_digest_and_tensors(own: Path, tmp_path: Path) -> None:
 def test_catalog_entry(own: Path, tmp_path: Path) -> None:
     entry = {
         "type": "mpfm_kedro.datasets.weights.BackboneWeightsDataset",
-        "filepath": str(tmp_path / "kept"),
+        "filepath": str(tmp_path / "cached"),
         "name": NAME,
         "weights_file": str(own),
         "metadata": {"kedro-viz": {"layer": "models"}},

@@ -1,18 +1,16 @@
-"""Models on disk: one file and a copy of its details for people, a cache keyed by digest, a folder in the catalog."""
+"""Fitted pieces on disk: a file with its details, a cache keyed by digest, a folder with an index."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from kedro.io import Version
 
+from mpfm_kedro.detectors.base import Artefact
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.experiments.cache import ArtefactFile, ArtefactsDataset, RunCache, RunCacheDataset
-from mpfm_kedro.detectors.mpfm.artefact import Artefact
+from mpfm_kedro.experiments.cache import ArtefactFile, Cache, CheckpointFile, cache_key, load_folder, save_folder
 
 
 def artefact(value: float) -> Artefact:
@@ -20,64 +18,62 @@ def artefact(value: float) -> Artefact:
 
 
 def saved(path: Path, value: float = 1.0) -> ArtefactFile:
-    file = ArtefactFile(path)
+    file = ArtefactFile(path.with_name(path.name + ".safetensors"))
     file.save(artefact(value))
     return file
 
 
-def test_artefact_comes_back(tmp_path):
-    file = saved(tmp_path / "new" / "run.v1-M10", 0.5)
+def value(file: ArtefactFile) -> float:
+    return ArtefactFile(file.path).details["value"]  # as a new reader
+
+
+def test_artefact_survives_storage(tmp_path):
+    file = saved(tmp_path / "new" / "trained-1", 0.5)
     loaded = file.load()
     assert torch.equal(loaded.tensors["weight"], artefact(0.5).tensors["weight"])
-    assert loaded.details == file.details() == artefact(0.5).details
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["run.v1-M10.json", "run.v1-M10.safetensors"]
+    assert loaded.details == file.details == artefact(0.5).details
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["trained-1.safetensors"]
 
 
-def test_artefact_is_the_file_of_its_tensors(tmp_path):
-    file = saved(tmp_path / "run", 0.5)
-    assert json.loads((tmp_path / "run.json").read_text()) == file.details()
-    (tmp_path / "run.json").write_text("notes of a reader")
-    assert file.details() == artefact(0.5).details
-    (tmp_path / "run.json").unlink()
-    assert file.exists()
-    assert file.load().details == artefact(0.5).details
-    (tmp_path / "run.safetensors").unlink()
-    assert not file.exists()
+@pytest.mark.parametrize("size", [0, 4, 40])
+def test_a_cut_file_is_an_error_that_names_it(tmp_path, size):
+    file = saved(tmp_path / "piece")
+    file.path.write_bytes(file.path.read_bytes()[:size])
+    with pytest.raises(InputError, match=r"piece\.safetensors.*damaged"):
+        _ = ArtefactFile(file.path).details
 
 
-def test_copy_for_people_alone_is_no_artefact(tmp_path):
-    file = saved(tmp_path / "run")
-    (tmp_path / "run.safetensors").unlink()
-    assert not file.exists()
-    with pytest.raises(InputError, match="No model in"):
-        ArtefactsDataset(str(tmp_path)).load()
-
-
-def test_digest_passes_over_the_details(tmp_path):
+def test_digest_ignores_the_details(tmp_path):
     one, other = ArtefactFile(tmp_path / "one"), ArtefactFile(tmp_path / "other")
     one.save(artefact(1.0))
     other.save(replace(artefact(1.0), details={"seconds": 12.5}))
     assert one.digest() == other.digest()
-    assert one.details() != other.details()
+    assert one.details != other.details
 
 
 def test_digest_names_the_tensors(tmp_path):
-    one, same, other = (saved(tmp_path / str(i), value) for i, value in enumerate((1.0, 1.0, 2.0)))
+    one, same, other = (saved(tmp_path / str(i), number) for i, number in enumerate((1.0, 1.0, 2.0)))
     assert one.digest() == same.digest() != other.digest()
+
+
+def test_tensors_that_share_memory_or_are_not_contiguous_are_stored(tmp_path):
+    base = torch.arange(12.0).view(3, 4)
+    file = ArtefactFile(tmp_path / "piece.safetensors")
+    file.save(Artefact({"rows": base[:, 1:], "turned": base.T, "same": base}))
+    loaded = file.load().tensors
+    assert torch.equal(loaded["rows"], base[:, 1:]) and torch.equal(loaded["turned"], base.T)
 
 
 def test_link_is_independent_of_what_replaces_it(tmp_path):
     file = saved(tmp_path / "cache" / "entry", 1.0)
+    linked = ArtefactFile(tmp_path / "models" / "piece.safetensors")
     for _ in range(2):  # again over itself
-        file.link_to(tmp_path / "models" / "run")
-    linked = ArtefactFile(tmp_path / "models" / "run")
-    assert linked.details()["value"] == 1.0
+        file.link_to(linked.path)
+    assert linked.path.samefile(file.path)
     linked.save(artefact(2.0))
-    assert file.details()["value"] == 1.0
-    assert torch.equal(file.load().tensors["weight"], artefact(1.0).tensors["weight"])
+    assert (value(file), value(linked)) == (1.0, 2.0)
     linked.delete()
-    assert file.exists()
-    assert not linked.exists()
+    assert file.exists() and not linked.exists()
     assert list((tmp_path / "models").iterdir()) == []
 
 
@@ -86,56 +82,75 @@ def test_link_copies_where_the_file_system_has_no_links(tmp_path, monkeypatch):
         raise OSError("no links here")
 
     monkeypatch.setattr("os.link", refuse)
-    saved(tmp_path / "entry", 3.0).link_to(tmp_path / "run")
-    assert ArtefactFile(tmp_path / "run").load().details["value"] == 3.0
-
-
-def test_link_without_the_copy_for_people(tmp_path):
-    file = saved(tmp_path / "entry", 3.0)
-    (tmp_path / "entry.json").unlink()  # saving was interrupted between the files
-    file.link_to(tmp_path / "models" / "run")
-    assert ArtefactFile(tmp_path / "models" / "run").details() == artefact(3.0).details
-    assert json.loads((tmp_path / "models" / "run.json").read_text()) == artefact(3.0).details
+    saved(tmp_path / "entry", 3.0).link_to(tmp_path / "copy")
+    assert value(ArtefactFile(tmp_path / "copy")) == 3.0
 
 
 def test_cache_entry_follows_the_key_and_the_kind(tmp_path):
-    cache = RunCache(tmp_path)
-    entry = cache.entry({"a": 1, "b": [1, 2]}, "model")
-    assert cache.entry({"b": [1, 2], "a": 1}, "model") == entry
-    assert len({entry, cache.entry({"a": 1, "b": [2, 1]}, "model"), cache.entry({"a": 1, "b": [1, 2]}, "initial")}) == 3
-    assert not entry.exists()
-    assert RunCacheDataset(str(tmp_path)).load() == cache
-    with pytest.raises(Exception, match="entry by entry"):
-        RunCacheDataset(str(tmp_path)).save("anything")
+    cache = Cache(tmp_path)
+    key = cache_key(a=1, b=[1, 2])
+    assert key == cache_key(b=[1, 2], a=1) != cache_key(a=1, b=[2, 1])
+    assert cache.entry("trained", key) == cache.entry("trained", key) != cache.entry("prototypes", key)
+    assert not cache.entry("trained", key).exists()
 
 
-def test_folder_holds_the_runs_of_the_last_save_only(tmp_path):
-    dataset = ArtefactsDataset(str(tmp_path / "models"))
-    runs = {f"class.{i}-M10": saved(tmp_path / "cache" / str(i), float(i)) for i in range(3)}
-    dataset.save(runs)
-    assert {run: file.details()["value"] for run, file in dataset.load().items()} == {
-        "class.0-M10": 0.0,
-        "class.1-M10": 1.0,
-        "class.2-M10": 2.0,
-    }
-    del runs["class.1-M10"]
-    dataset.save(runs)
-    assert list(dataset.load()) == ["class.0-M10", "class.2-M10"]
-    assert len(list((tmp_path / "models").iterdir())) == 4
+def test_a_checkpoint_counts_the_seconds_of_all_attempts(tmp_path):
+    file = ArtefactFile(tmp_path / "checkpoint.safetensors")
+    first = CheckpointFile(file, spent=100.0)
+    assert first.load() is None
+    first.save(artefact(1.0))
+    second = CheckpointFile(ArtefactFile(file.path))
+    assert torch.equal(second.load().tensors["weight"], artefact(1.0).tensors["weight"])
+    assert second.seconds >= 100
 
 
-def test_no_model_is_an_error_that_names_the_folder(tmp_path):
-    (tmp_path / "models").mkdir()
-    with pytest.raises(InputError, match="No model in") as raised:
-        ArtefactsDataset(str(tmp_path / "models")).load()
+def pieces(root: Path, *values: float) -> dict[str, ArtefactFile]:
+    return {f"run {i}|MPFM|trained": saved(root / f"trained-{i}", number) for i, number in enumerate(values)}
+
+
+def test_folder_holds_the_pieces_of_the_last_save_only_each_once(tmp_path):
+    own = pieces(tmp_path / "cache", 0.0, 1.0, 2.0)
+    own["run 3|λ=1|trained"] = own["run 0|MPFM|trained"]
+    save_folder(tmp_path / "models", own)
+    found = load_folder(tmp_path / "models")
+    assert {name: value(file) for name, file in found.items()} == {name: value(file) for name, file in own.items()}
+    assert len(list((tmp_path / "models").glob("*.safetensors"))) == 3
+    del own["run 1|MPFM|trained"]
+    save_folder(tmp_path / "models", own)
+    assert list(load_folder(tmp_path / "models")) == list(own)
+    assert len(list((tmp_path / "models").glob("*.safetensors"))) == 2
+
+
+def test_present_models_share_blocks_with_the_cache_and_copies_do_not(tmp_path):
+    own = pieces(tmp_path / "cache", 1.0)
+    save_folder(tmp_path / "present", own)
+    save_folder(tmp_path / "first", own, copy=True)
+    save_folder(tmp_path / "second", own, copy=True, like=tmp_path / "first")
+    (cached,) = (file.path for file in own.values())
+    present, first, second = (tmp_path / name / cached.name for name in ("present", "first", "second"))
+    assert present.samefile(cached)
+    assert not first.samefile(cached)
+    assert second.samefile(first)
+
+
+def test_a_damaged_earlier_copy_is_not_shared(tmp_path):
+    own = pieces(tmp_path / "cache", 1.0)
+    save_folder(tmp_path / "first", own, copy=True)
+    (damaged,) = (tmp_path / "first").glob("*.safetensors")
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    save_folder(tmp_path / "second", own, copy=True, like=tmp_path / "first")
+    (copied,) = load_folder(tmp_path / "second").values()
+    assert copied.digest() == next(iter(own.values())).digest()
+
+
+def test_no_models_is_an_error_that_names_the_folder(tmp_path):
+    with pytest.raises(InputError, match="No models in") as raised:
+        load_folder(tmp_path / "models")
     assert str(tmp_path / "models") in str(raised.value)
 
 
-def test_versions_are_kept_side_by_side(tmp_path):
-    times = ["2026-01-01T00.00.00.000Z", "2026-01-02T00.00.00.000Z"]
-    for value, time in enumerate(times):
-        kept = ArtefactsDataset(str(tmp_path / "models"), Version(None, time))
-        kept.save({"run": saved(tmp_path / "cache" / str(value), float(value))})
-    assert ArtefactsDataset(str(tmp_path / "models"), Version(None, None)).load()["run"].details()["value"] == 1.0
-    first = ArtefactsDataset(str(tmp_path / "models"), Version(times[0], None))
-    assert first.load()["run"].details()["value"] == 0.0
+def test_a_missing_piece_is_named(tmp_path):
+    save_folder(tmp_path / "models", pieces(tmp_path / "cache", 1.0, 2.0))
+    (tmp_path / "models/trained-1.safetensors").unlink()
+    with pytest.raises(InputError, match=r"trained-1\.safetensors is missing"):
+        load_folder(tmp_path / "models")

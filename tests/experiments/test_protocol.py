@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.experiments.protocol import make_general_runs, make_hard_runs, records
+from mpfm_kedro.experiments.protocol import make_general_runs, make_hard_runs, make_study_runs, records
 
 
 def table(classes: dict[str, int], n_train: int = 6, n_test: int = 2, category: str = "") -> pd.DataFrame:
@@ -197,6 +197,18 @@ def test_no_sample_both_trains_and_tests(classes, wanted, n_seeds):
         if run["setting"] == "hard":
             assert all(name.startswith(run["known_class"]) for name in run["known_anomalies"])
             assert not any(name.startswith(run["known_class"]) for name in run["test_anomalies"])
+
+
+def test_a_study_has_the_runs_of_both_settings():
+    samples = table({"dent": 25, "hole": 21})
+    runs = make_study_runs(samples, "all", [10, 1], 2, 3)
+    assert runs["run"].is_unique
+    expected_runs = {"general": make_general_runs(samples, [10, 1], 2, 3)}
+    expected_runs["hard"] = make_hard_runs(samples, "all", [10, 1], 2, 3)
+    for setting, expected in expected_runs.items():
+        own = runs[runs["setting"] == setting].reset_index(drop=True)
+        pd.testing.assert_frame_equal(own, expected.assign(run=f"{setting}-" + expected["run"]))
+    assert set(make_study_runs(table({"dent": 25}), "all", 10, 2, 0)["setting"]) == {"general"}
 
 
 def test_run_table_comes_back_from_disk_as_it_was(tmp_path):

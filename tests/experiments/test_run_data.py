@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpfm_kedro.backbones.store import KEY, Features, FeatureSpec, FeatureStore
+from mpfm_kedro.detectors.base import TrainingData
+from mpfm_kedro.experiments.protocol import make_general_runs, make_hard_runs, records
+from mpfm_kedro.experiments.run_data import training_data
 from mpfm_kedro.parameters import FeatureParameters
 from mpfm_kedro.pipelines.features.nodes import plan_views
-from mpfm_kedro.experiments.protocol import make_general_runs, make_hard_runs, records
-from mpfm_kedro.experiments.run_data import RunData, content_key, run_data
 
 SPEC = FeatureSpec("resnet18", "digest", 64, ("layer4",), ("layer4",), ("mean",), 2, (1, 1, 1))
-PARTS = ["normals", "pseudo", "anomalies", "held_back", "held_back_pseudo"]
+PARTS = ["normals", "pseudo", "anomalies"]
 
 
 CONF = Path(__file__).parents[2] / "conf" / "base"
@@ -36,7 +37,7 @@ def table(n_train: int, n_test: int, classes: dict[str, int]) -> pd.DataFrame:
     rows += [(f"good/t{i:03}", "", "test", 0) for i in range(n_test)]
     rows += [(f"{name}/{i:03}", name, "anomaly", 1) for name, number in classes.items() for i in range(number)]
     samples = pd.DataFrame(rows, columns=["sample_id", "defect_class", "split", "label"])
-    samples = samples.assign(dataset="made", category="", problem="", crop="", path=samples["sample_id"])
+    samples = samples.assign(dataset="synthetic", category="", problem="", crop="", path=samples["sample_id"])
     return samples.assign(content_hash="hash of " + samples["sample_id"])
 
 
@@ -57,21 +58,17 @@ def owners(features: Features) -> dict[int, tuple[str, str]]:
     return dict(zip(index["row"], zip(index["sample_id"], index["view"], strict=True), strict=True))
 
 
-def check_parts(run: dict[str, Any], data: RunData, features: Features) -> None:
+def check_parts(run: dict[str, Any], data: TrainingData, features: Features) -> None:
     owner = owners(features)
     seen = {part: [owner[row] for row in getattr(data, part).rows] for part in PARTS}
     tested = {*run["test_normals"], *run["test_anomalies"]}
     assert not tested & {sample for part in seen.values() for sample, _ in part}
-    fitted, held_back = ([sample for sample, _ in seen[part]] for part in ("normals", "held_back"))
-    assert held_back
-    assert sorted(fitted + held_back) == sorted(run["train_normals"])
-    assert {view for part in ("normals", "held_back") for _, view in seen[part]} == {"original"}
-    for originals, part in ((fitted, "pseudo"), (held_back, "held_back_pseudo")):
-        assert {sample for sample, _ in seen[part]} <= set(originals)
-        assert all(view.startswith("cutmix-") for _, view in seen[part])
-        assert [originals[place] for place in getattr(data, part).source] == [sample for sample, _ in seen[part]]
-    assert {sample for sample, _ in seen["anomalies"]} == set(run["known_anomalies"])
+    assert seen["normals"] == [(sample, "original") for sample in run["train_normals"]]
+    assert all(view.startswith("cutmix-") for _, view in seen["pseudo"])
     assert not any(view.startswith("cutmix-") for _, view in seen["anomalies"])
+    assert seen["anomalies"][: data.n_known] == [(sample, "original") for sample in run["known_anomalies"]]
+    for part, originals in (("pseudo", run["train_normals"]), ("anomalies", run["known_anomalies"])):
+        assert [originals[place] for place in getattr(data, part).source] == [sample for sample, _ in seen[part]]
     for part in PARTS:
         rows = getattr(data, part)
         np.testing.assert_array_equal(rows.pooled, np.stack([rows.rows, -rows.rows], 1).reshape(-1, 2))
@@ -83,17 +80,16 @@ def check_parts(run: dict[str, Any], data: RunData, features: Features) -> None:
     n_test=st.integers(1, 6),
     classes=st.fixed_dictionaries({"dent": st.integers(10, 14), "hole": st.integers(2, 12)}),
     wanted=st.integers(1, 10),
-    share=st.floats(0.05, 0.45),
     cutmix_views=st.integers(0, 2),
 )
 @settings(max_examples=25, deadline=None)
-def test_no_row_of_a_test_sample_reaches_training(n_train, n_test, classes, wanted, share, cutmix_views):
+def test_no_row_of_a_test_sample_reaches_training(n_train, n_test, classes, wanted, cutmix_views):
     samples = table(n_train, n_test, classes)
     with tempfile.TemporaryDirectory() as folder:
         features = fake_features(samples, Path(folder), cutmix_views=cutmix_views)
         runs = records(make_general_runs(samples, wanted, 2)) + records(make_hard_runs(samples, "dent", wanted, 2))
         for run in runs:
-            data = run_data(run, features, share)
+            data = training_data(run, features)
             check_parts(run, data, features)
             assert len(data.pseudo) == cutmix_views * len(data.normals)
             assert len(data.anomalies) == 3 * len(run["known_anomalies"])
@@ -102,48 +98,12 @@ def test_no_row_of_a_test_sample_reaches_training(n_train, n_test, classes, want
 SAMPLES = table(20, 5, {"dent": 14, "hole": 12})
 
 
-def hard_runs(n_seeds: int = 1) -> list[dict[str, Any]]:
-    return records(make_hard_runs(SAMPLES, "dent", 4, n_seeds))
-
-
-def test_held_back_normals_follow_the_seed(tmp_path):
-    features = fake_features(SAMPLES, tmp_path)
-    first, second = hard_runs(2)
-    again = run_data(first, features, 0.2).held_back.rows.tolist()
-    assert run_data(first, features, 0.2).held_back.rows.tolist() == again
-    assert len(again) == 4
-    assert run_data(second, features, 0.2).held_back.rows.tolist() != again
-
-
 @pytest.mark.parametrize("anomaly_views", [[], ["hflip"], ["rot90", "vflip", "rot180"]])
-def test_only_anomalies_are_turned(anomaly_views, tmp_path):
+def test_only_anomalies_are_augmented(anomaly_views, tmp_path):
     features = fake_features(SAMPLES, tmp_path, anomaly_views=anomaly_views)
-    (run,) = hard_runs()
-    data = run_data(run, features, 0.2)
+    (run,) = records(make_hard_runs(SAMPLES, "dent", 4, 1))
+    data = training_data(run, features)
     check_parts(run, data, features)
     owner = owners(features)
     assert {owner[row][1] for row in data.anomalies.rows} == {"original", *anomaly_views}
     assert len(data.anomalies) == (1 + len(anomaly_views)) * len(run["known_anomalies"])
-
-
-def test_key_of_a_run_names_what_it_learns_from(tmp_path):
-    features = fake_features(SAMPLES, tmp_path / "a")
-    first, second = hard_runs(2)
-
-    def key(run: dict[str, Any], features: Features = features, with_anomalies: bool = True) -> dict[str, Any]:
-        return content_key(run, features, with_anomalies)
-
-    def changed(sample: str, number: int) -> Features:
-        other = SAMPLES.copy()
-        other.loc[other["sample_id"] == sample, "content_hash"] = "another"
-        return fake_features(other, tmp_path / str(number))
-
-    assert key(first) == key(dict(first))
-    assert key(first) != key(second)
-    assert key(first, fake_features(SAMPLES, tmp_path / "b", order=1)) == key(first), "the order of work is no content"
-    learned = [first["train_normals"][0], first["known_anomalies"][0]]
-    assert all(key(first, changed(sample, i)) != key(first) for i, sample in enumerate(learned))
-    tested = [first["test_normals"][0], first["test_anomalies"][0]]
-    assert all(key(first, changed(sample, 2 + i)) == key(first) for i, sample in enumerate(tested))
-    without = changed(first["known_anomalies"][0], 4)
-    assert key(first, without, with_anomalies=False) == key(first, with_anomalies=False)

@@ -1,31 +1,38 @@
-"""Trials are found again by what they were made from, and by nothing less."""
+"""Pieces are found again by what they were made from, and by nothing less."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from kedro.config import OmegaConfigLoader
 from test_run_data import fake_features, table
 
-from mpfm_kedro.errors import InputError
+from mpfm_kedro import provenance
 from mpfm_kedro.backbones.store import Features
+from mpfm_kedro.detectors.pieces import Specification
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.experiments.cache import Cache
+from mpfm_kedro.experiments.protocol import make_study_runs
+from mpfm_kedro.experiments.specifications import (
+    ablated_specifications,
+    compared_specifications,
+    sensitivity_specifications,
+    setting_specifications,
+)
+from mpfm_kedro.experiments.trials import Trial, learned_contents, plan_pieces, plan_trials, read_trials
 from mpfm_kedro.parameters import Parameters, check_parameters
-from mpfm_kedro.experiments.protocol import records
-from mpfm_kedro.experiments.trials import _content, _key, _scorable, _shared, make_trial_runs, tabulate_methods
-from mpfm_kedro.experiments.specifications import Variant, ablated_variants, compared_methods
 
 SAMPLES = table(20, 8, {"dent": 12, "hole": 11})
+RUNS = make_study_runs(SAMPLES, "all", [10, 1], 2, 0)
+CACHE = Cache(Path("cache"))
 
 
 @pytest.fixture(scope="module")
 def parameters() -> Parameters:
-    from kedro.config import OmegaConfigLoader
-
     conf = str(Path(__file__).parents[2] / "conf")
-    loader = OmegaConfigLoader(conf, base_env="base", default_run_env="base")
-    return check_parameters(loader["parameters"])
+    return check_parameters(OmegaConfigLoader(conf, base_env="base", default_run_env="base")["parameters"])
 
 
 @pytest.fixture
@@ -33,62 +40,152 @@ def features(tmp_path: Path) -> Features:
     return fake_features(SAMPLES, tmp_path)
 
 
-def key(variant: Variant, run: dict[str, Any], features: Features, parameters: Parameters) -> dict[str, Any]:
-    runs = records(make_trial_runs(SAMPLES, "all", [10, 1], 2, 0))
-    scored = _scorable("", runs) if _shared(variant) else [*run["test_normals"], *run["test_anomalies"]]
-    names = ("prototypes", "repairs", "training")
-    changed = {name: variant.changed(name, getattr(parameters, name)) for name in names}
-    return _content(run, scored, features, _shared(variant)) | _key(variant, changed)
+def mpfm(parameters: Parameters) -> tuple:
+    return parameters.prototypes, parameters.repairs, parameters.training
 
 
-def named(parameters: Parameters, name: str) -> Variant:
-    return next(variant for variant in compared_methods(parameters.comparison) if variant.name == name)
+def named(parameters: Parameters, name: str) -> Specification:
+    return next(one for one in compared_specifications(*mpfm(parameters), parameters.comparison) if one.name == name)
+
+
+def trials_of(*specifications: Specification, runs=RUNS) -> list[Trial]:
+    return read_trials(plan_trials(runs, list(specifications)), runs)
+
+
+def plan(trials: list[Trial], features: Features) -> dict[str, str]:
+    """Names of the files of all pieces."""
+    initial = {name: task.entry for name, task in plan_pieces(trials, features, CACHE, None, "cpu").items()}
+    supervised = plan_pieces(trials, features, CACHE, initial, "cpu")
+    entries = initial | {name: task.entry for name, task in supervised.items()}
+    return {name: entry.path.name for name, entry in entries.items()}
+
+
+def distinct(planned: dict[str, str], piece: str) -> int:
+    return len({file for name, file in planned.items() if name.endswith(f"|{piece}")})
+
+
+def test_trial_table_keeps_specifications(parameters):
+    specifications = compared_specifications(*mpfm(parameters), parameters.comparison)
+    found = trials_of(*specifications)
+    assert len(found) == len(RUNS) * len(specifications)
+    assert [trial.specification for trial in found[: len(specifications)]] == specifications
+    assert found[0].run["train_normals"] == list(RUNS["train_normals"].iloc[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "piece", "number"),
+    [
+        ("MPFM", "closed_form", 2),  # one per seed: they hold back other normals
+        ("MPFM", "trained", 12),
+        ("DRA", "dra", 12),
+        ("logistic regression", "logisticregression", 12),
+        ("mixture of modes", "mixtureofmodes", 2),
+        ("Mahalanobis", "mahalanobis", 1),
+    ],
+)
+def test_runs_share_a_piece_only_where_nothing_differs(features, parameters, name, piece, number):
+    assert distinct(plan(trials_of(named(parameters, name)), features), piece) == number
+
+
+def test_detectors_share_the_pieces_they_have_in_common(features, parameters):
+    both = [named(parameters, name) for name in ("Mahalanobis", "logistic regression + Mahalanobis")]
+    assert distinct(plan(trials_of(*both), features), "mahalanobis") == 1
+    ours = plan(trials_of(*setting_specifications(*mpfm(parameters))), features)
+    assert distinct(ours, "closed_form") == distinct(ours, "prototypes") == 2
+    assert distinct(ours, "calibrated") == 12 + 2
+
+
+def test_the_ablation_fits_three_closed_forms_per_seed(features, parameters):
+    planned = plan(trials_of(*ablated_specifications(*mpfm(parameters))), features)
+    assert distinct(planned, "closed_form") == 3 * 2
+    names = [one.name for one in ablated_specifications(*mpfm(parameters))]
+    last = {name: planned[f"general-M10-seed0|{name}|calibrated"] for name in names}
+    assert len(set(last.values())) == len(names)
+    trained = {name: planned.get(f"general-M10-seed0|{name}|trained") for name in names}
+    assert trained["fusion printed"] == trained["MPFM"]
+
+
+def test_sensitivity_shares_the_closed_form(features, parameters):
+    planned = plan(trials_of(*sensitivity_specifications(*mpfm(parameters), parameters.sensitivity)), features)
+    assert distinct(planned, "closed_form") == 2
+    assert distinct(planned, "prototypes") == 4 * 2  # K
+
+
+def test_a_setting_finds_what_a_study_has_fitted(features, parameters):
+    hard = RUNS[RUNS["setting"] == "hard"].assign(run=RUNS["run"].str.removeprefix("hard-"))
+    ours = setting_specifications(*mpfm(parameters))
+    study, setting = plan(trials_of(*ours), features), plan(trials_of(*ours, runs=hard), features)
+    assert set(setting.values()) <= set(study.values())
+
+
+@pytest.mark.parametrize("name", ["MPFM", "MPFM, 0 iterations", "DRA", "Mahalanobis"])
+@pytest.mark.parametrize("role", ["train_normals", "known_anomalies", "test_normals", "test_anomalies"])
+def test_another_image_under_the_same_name_is_another_piece_if_it_is_learned(features, parameters, name, role):
+    trials = trials_of(named(parameters, name))[:1]
+    index = features.index.copy()
+    index.loc[index["sample_id"] == trials[0].run[role][0], "content_hash"] = "another"
+    before, after = plan(trials, features), plan(trials, replace(features, index=index))
+    changed = {file for file in before.values() if file not in after.values()}
+    supervised = name in ("MPFM", "DRA")
+    expected = {"train_normals": True, "known_anomalies": supervised}.get(role, False)
+    assert bool(changed) == expected
+
+
+def test_the_order_of_work_is_no_content(features, parameters, tmp_path):
+    trials = trials_of(named(parameters, "MPFM"))
+    assert plan(trials, fake_features(SAMPLES, tmp_path / "b", order=1)) == plan(trials, features)
+
+
+def test_features_and_libraries_are_part_of_every_key(features, parameters, monkeypatch):
+    trials = trials_of(*compared_specifications(*mpfm(parameters), parameters.comparison))[:15]
+    before = set(plan(trials, features).values())
+    other = replace(features, store=replace(features.store, spec=replace(features.store.spec, image_size=96)))
+    assert not before & set(plan(trials, other).values())
+    monkeypatch.setattr("mpfm_kedro.experiments.trials.library_versions", lambda: {"torch": "99"})
+    assert not before & set(plan(trials, features).values())
+
+
+def test_code_is_part_of_the_keys_of_the_pieces_it_decides(features, parameters, monkeypatch):
+    trials = trials_of(named(parameters, "MPFM"), named(parameters, "DRA"))[:2]
+    before = plan(trials, features)
+    original = provenance.code_digest
+
+    def edited(*modules: str) -> str:
+        closure = provenance.code_closure(*modules)
+        return original(*modules) + ("edited" if "mpfm_kedro.detectors.mpfm.trainer" in closure else "")
+
+    monkeypatch.setattr("mpfm_kedro.experiments.trials.code_digest", edited)
+    after = plan(trials, features)
+    changed = {name.split("|")[2] for name in before if before[name] != after[name]}
+    assert changed == {"trained", "calibrated"}
+
+
+def test_learned_contents_are_equal_for_copies_of_one_image(features):
+    index = features.index.copy()
+    index.loc[index["sample_id"] == "good/001", "content_hash"] = "hash of good/000"
+    copies = replace(features, index=index)
+    assert learned_contents(["good/000"], copies) == learned_contents(["good/001"], copies)
+    assert learned_contents(["good/000"], copies) != learned_contents(["good/002"], copies)
 
 
 def test_runs_cover_both_settings_under_unique_names():
-    runs = make_trial_runs(SAMPLES, "all", [10, 1], 2, 0)
-    assert runs["run"].is_unique
-    assert runs.groupby("setting").size().to_dict() == {"general": 4, "hard": 8}
+    assert RUNS["run"].is_unique
+    assert RUNS.groupby("setting").size().to_dict() == {"general": 4, "hard": 8}
 
 
 def test_one_class_has_the_general_setting_only():
-    runs = make_trial_runs(table(20, 8, {"dent": 25}), "all", [10], 2, 0)
+    runs = make_study_runs(table(20, 8, {"dent": 25}), "all", [10], 2, 0)
     assert set(runs["setting"]) == {"general"}
 
 
 def test_a_known_class_that_is_not_there_is_an_error():
     with pytest.raises(InputError, match="known_class"):
-        make_trial_runs(SAMPLES, "dnet", [10], 2, 0)
-
-
-@pytest.mark.parametrize(
-    ("name", "distinct"),
-    [("MPFM", 12), ("DRA", 12), ("logistic regression", 12), ("mixture of modes", 2), ("Mahalanobis", 1)],
-)
-def test_runs_share_a_trial_only_where_nothing_differs(features, parameters, name, distinct):
-    runs = records(make_trial_runs(SAMPLES, "all", [10, 1], 2, 0))
-    keys = [str(key(named(parameters, name), run, features, parameters)) for run in runs]
-    assert len(set(keys)) == distinct
-
-
-@pytest.mark.parametrize("name", ["MPFM", "MPFM, 0 iterations", "DRA", "Mahalanobis"])
-@pytest.mark.parametrize("role", ["test_normals", "test_anomalies", "train_normals"])
-def test_another_image_under_the_same_name_is_another_trial(features, parameters, name, role):
-    run = records(make_trial_runs(SAMPLES, "all", [10, 1], 2, 0))[0]
-    index = features.index.copy()
-    index.loc[index["sample_id"] == run[role][0], "content_hash"] = "another"
-    variant = named(parameters, name)
-    assert key(variant, run, replace(features, index=index), parameters) != key(variant, run, features, parameters)
-
-
-def test_every_variant_of_the_ablation_is_a_trial_of_its_own(features, parameters):
-    run = records(make_trial_runs(SAMPLES, "all", [10, 1], 2, 0))[0]
-    variants = ablated_variants()
-    assert len({str(key(variant, run, features, parameters)) for variant in variants}) == len(variants)
+        make_study_runs(SAMPLES, "dnet", [10], 2, 0)
 
 
 def test_budgets_name_the_steps_of_training(parameters):
     training = parameters.training.model_copy(update={"epochs": 7, "iterations_per_epoch": 300})
-    methods = tabulate_methods(compared_methods(parameters.comparison), training).set_index("method")["budget"]
-    assert methods["MPFM"] == methods["DRA"] == "2,100 steps of 48"
-    assert "2,100" not in methods["Mahalanobis"]
+    changed = parameters.model_copy(update={"training": training})
+    budget = {one.name: one.budget for one in compared_specifications(*mpfm(changed), parameters.comparison)}
+    assert budget["MPFM"] == budget["DRA"] == "2,100 steps of 48"
+    assert "2,100" not in budget["Mahalanobis"]

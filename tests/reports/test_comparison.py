@@ -25,13 +25,14 @@ from mpfm_kedro.reports.study_figures import draw_comparison
 
 KINDS = {"MPFM": "ours", "Mahalanobis": "reference", "DRA": "baseline", "MPFM, 0 iterations": "ours"}
 METHODS = pd.DataFrame({"method": KINDS.keys(), "kind": KINDS.values(), "budget": "200 steps of 32", "note": ""})
+TRIALS = pd.concat([METHODS.assign(run=run) for run in ("M10-seed0", "M10-seed1")], ignore_index=True)
 STRENGTH = {"MPFM": 1.2, "Mahalanobis": 0.0, "DRA": 4.0, "MPFM, 0 iterations": 1.0}
 
 
 def compared(dataset: str = "elpv", **more: object) -> pd.DataFrame:
     scores = trial_scores(STRENGTH, dataset=dataset, **more)
     summary = summarise(measure_trials(scores, trial_costs(scores)))
-    return comparison_table(summary, paired_differences(scores, draws=50), METHODS, load_published(dataset))
+    return comparison_table(summary, paired_differences(scores, draws=50), TRIALS, load_published(dataset))
 
 
 @pytest.fixture(scope="module")

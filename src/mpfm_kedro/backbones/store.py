@@ -86,8 +86,12 @@ def _alone(folder: Path) -> Iterator[None]:
 
     The lock is beside the folder: it outlives the store when that is deleted.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        file = folder.with_name(f".{folder.name}.lock").open("w")
+    except OSError as error:
+        raise InputError(f"Cannot write to the feature store {folder}: {error.strerror}") from error
+    with file as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -59,8 +59,8 @@ class FeaturesDataset(AbstractDataset[Features, Features]):
         raw: dict[str, Any] = json.loads(table.attrs.pop("spec"))
         if set(raw) != {part.name for part in fields(FeatureSpec)}:
             raise InputError(f"{self._file} is of another version; replace it with kedro run --pipelines=features")
-        spec = FeatureSpec(**{name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()})
-        return Features.locate(table, FeatureStore(self._root).open(spec))
+        spec: dict[str, Any] = {name: tuple(part) if isinstance(part, list) else part for name, part in raw.items()}
+        return Features.locate(table, FeatureStore(self._root).open(FeatureSpec(**spec)))
 
     def save(self, data: Features) -> None:
         """The views; their features are in the store already."""

@@ -33,7 +33,7 @@ def measure_trials(scores: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFrame:
     """One row per run and method: AUC, AP, sizes of the test set, seconds of fitting and scoring."""
     metrics = pd.DataFrame([describe(part) | measures(part) for _, part in scores.groupby(TRIAL, sort=False)])
     check_complete(metrics)
-    return metrics.merge(costs[COSTS], on=TRIAL, how="left").round({"seconds": 3})
+    return metrics.merge(costs[COSTS], on=TRIAL, how="left")
 
 
 def describe(part: pd.DataFrame) -> dict[str, Any]:

@@ -104,25 +104,29 @@ def fit_pieces(
 ) -> dict[str, ArtefactFile]:
     """Fit the pieces of all trials that know no anomaly or, given these as ``initial``, the supervised ones.
 
-    Pieces are fitted step by step: first all first pieces, then all that need one of them, and so on.
+    Pieces are fitted step by step: first all that need no other, then all that need one of them, and so on.
     """
-    fitted: dict[str, ArtefactFile] = dict(initial or {})
+    planned = plan_pieces(trials, features, cache, initial, device)
+    distinct = {task.entry.path: task for task in planned.values()}.values()
+    for step in sorted({len(task.earlier) for task in distinct}):
+        _fit_missing([task for task in distinct if len(task.earlier) == step], label, compute)
+    return {name: task.entry for name, task in planned.items()}
+
+
+def plan_pieces(
+    trials: list[Trial], features: Features, cache: Cache, initial: dict[str, ArtefactFile] | None, device: str
+) -> dict[str, PieceTask]:
+    """The tasks of ``fit_pieces`` by name; trials that share a piece have equal tasks."""
     describe = remember(partial(_describe_data, features=features))
-    for step in range(max((len(trial.specification.pieces) for trial in trials), default=0)):
-        chosen = [
-            (trial, trial.specification.pieces[step])
-            for trial in trials
-            if step < len(trial.specification.pieces)
-            and trial.specification.pieces[step].supervised == (initial is not None)
-        ]
-        tasks: dict[str, PieceTask] = {}
-        for trial, piece in chosen:
-            task = _piece_task(trial, piece, features, cache, fitted, device, describe)
-            fitted[trial.piece_name(piece)] = task.entry
-            tasks.setdefault(task.entry.path.name, task)
-        names = {piece.name.replace("_", " ") for _, piece in chosen}
-        _fit_missing(list(tasks.values()), f"{label} ({names.pop()})" if len(names) == 1 else label, compute)
-    return {name: entry for name, entry in fitted.items() if name not in (initial or {})}
+    entries = dict(initial or {})
+    planned = {}
+    for trial in trials:
+        for piece in trial.specification.pieces:
+            if piece.supervised == (initial is not None):
+                name = trial.piece_name(piece)
+                planned[name] = _piece_task(trial, piece, features, cache, entries, device, describe)
+                entries[name] = planned[name].entry
+    return planned
 
 
 def _fit_missing(tasks: list[PieceTask], label: str, compute: ComputeParameters) -> None:
@@ -130,6 +134,8 @@ def _fit_missing(tasks: list[PieceTask], label: str, compute: ComputeParameters)
     remaining = sorted((task for task in tasks if not task.entry.exists()), key=lambda task: -task.piece.seconds)
     if not remaining:
         return
+    names = {task.piece.name.replace("_", " ") for task in tasks}
+    label = f"{label} ({names.pop()})" if len(names) == 1 else label
     device, need = remaining[0].device, max(_task_bytes(task) for task in remaining)
     at_once = concurrent_tasks(compute, device, len(remaining), need)
     positions = int(np.prod(remaining[0].features.store.spec.map_shape[1:]))

@@ -1,4 +1,4 @@
-"""Views of an image: the original, a flipped or rotated one, or one with a patch of itself pasted elsewhere (CutMix)."""
+"""Views of an image: the original, flipped or rotated, or with a patch of itself pasted elsewhere (CutMix)."""
 
 from __future__ import annotations
 

@@ -46,13 +46,15 @@ DEVELOPMENT = "Seeds {} to {} include development seeds, on which defaults were 
 
 
 def comparison_table(
-    summary: pd.DataFrame, differences: pd.DataFrame, methods: pd.DataFrame, published: pd.DataFrame
+    summary: pd.DataFrame, differences: pd.DataFrame, trials: pd.DataFrame, published: pd.DataFrame
 ) -> pd.DataFrame:
     """One row per cell and method: summary, difference to MPFM with its interval, kind and budget.
 
     Ours come first, then baselines, references and published results. ``place`` is best or second among the measured
-    methods of the cell, to three digits: equal values share a place.
+    methods of the cell, to three digits: equal values share a place. ``trials`` has the kind, budget and note of each
+    method, in as many rows as there are runs of it.
     """
+    methods = trials[["method", "kind", "budget", "note"]].drop_duplicates("method")
     own = summary.merge(differences, on=CELL_METHOD, how="left").merge(methods, on="method")
     own["place"] = own.groupby(CELL)["auc_mean"].transform(_place)
     claimed = published.assign(kind="published")
