@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -26,10 +27,10 @@ def call(*arguments: str, fails: bool = False) -> str:
 def keep(root: Path, version: str, auc: float, record: dict | None = None) -> None:
     """One version of a hard setting with two classes."""
     summary = pd.DataFrame(
-        {"dataset": "made", "category": "", "method": "MPFM", "known_class": ["spot", "mean"], "n_anomalies": 3}
+        {"dataset": "synthetic", "category": "", "method": "MPFM", "known_class": ["spot", "mean"], "n_anomalies": 3}
         | {"auc_mean": [0.1, auc], "auc_std": 0.0, "ap_mean": 0.5, "ap_std": 0.0, "n_seeds": 2}
     )
-    folder = root / "history/made/hard"
+    folder = root / "versions/synthetic/hard"
     for name in ("summary.csv", "record.json"):
         (folder / name / version).mkdir(parents=True)
     summary.to_csv(folder / "summary.csv" / version / "summary.csv", index=False)
@@ -51,16 +52,16 @@ def test_no_version(tmp_path: Path):
 
 
 def test_unknown_version_is_named_with_the_known_ones(tmp_path: Path):
-    (tmp_path / "history/made/hard/models" / VERSION).mkdir(parents=True)
-    shown = call("versions", "use", "made", "hard", "yesterday", "--output-root", str(tmp_path), fails=True)
+    (tmp_path / "versions/synthetic/hard/models" / VERSION).mkdir(parents=True)
+    shown = call("versions", "use", "synthetic", "hard", "yesterday", "--output-root", str(tmp_path), fails=True)
     assert "yesterday" in shown and VERSION in shown
 
 
 def test_fetched_images_are_drawn_once(tmp_path: Path):
-    assert call("fetch", "data", "made", "--data-root", str(tmp_path)).strip() == str(tmp_path / "made")
-    image = tmp_path / "made/good/000.png"
+    assert call("fetch", "data", "synthetic", "--data-root", str(tmp_path)).strip() == str(tmp_path / "synthetic")
+    image = tmp_path / "synthetic/good/000.png"
     image.unlink()
-    call("fetch", "data", "made", "--data-root", str(tmp_path))
+    call("fetch", "data", "synthetic", "--data-root", str(tmp_path))
     assert not image.exists()  # what is there is left as it is
 
 
@@ -70,7 +71,7 @@ def test_fetched_images_of_a_package_are_copied(tmp_path: Path):
     assert len(list((tmp_path / "elpv/images").iterdir())) == 2624
 
 
-@pytest.mark.parametrize(("dataset", "message"), [("maid", "made"), ("aitex", "aitex")])
+@pytest.mark.parametrize(("dataset", "message"), [("synthetik", "synthetic"), ("aitex", "aitex")])
 def test_images_that_are_nowhere_are_an_error(dataset: str, message: str, tmp_path: Path):
     assert message in call("fetch", "data", dataset, "--data-root", str(tmp_path), fails=True)
 
@@ -85,26 +86,62 @@ def test_stores_are_listed_and_freed(tmp_path: Path):
     assert "nonsense" in call("store", "free", "nonsense", "--output-root", str(tmp_path), fails=True)
 
 
-def test_older_models_score_again_as_they_did(tmp_path: Path):
-    def run(namespaces: list[str] | None = None, **training: float) -> pd.DataFrame:
-        bootstrap_project(PROJECT)
-        roots = {"data_root": str(tmp_path / "raw"), "output_root": str(tmp_path)}
-        parameters = {**roots, "n_seeds": 1, "known_class": "spot", "training": training}
-        with KedroSession.create(PROJECT, env="test", runtime_params=parameters) as session:
-            session.run(pipeline_names=["hard_setting"], namespaces=namespaces)
-        return pd.read_parquet(tmp_path / "07_model_output/made/hard/scores.parquet")
+def run(root: Path, namespaces: list[str] | None = None, **parameters: object) -> pd.DataFrame:
+    """Run the hard setting; returns its scores."""
+    bootstrap_project(PROJECT)
+    own = {"data_root": str(root / "raw"), "output_root": str(root), "n_seeds": 1, "known_class": "spot"}
+    with KedroSession.create(PROJECT, env="test", runtime_params=own | parameters) as session:
+        session.run(pipeline_names=["hard_setting"], namespaces=namespaces)
+    return pd.read_parquet(root / "07_model_output/synthetic/hard/scores.parquet")
 
-    first, second = run(mim_weight=0.1), run(mim_weight=50.0)
+
+def versions(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "versions/synthetic/hard/models").iterdir())
+
+
+def use(root: Path, version: str, **options: bool) -> str:
+    return call("versions", "use", "synthetic", "hard", version, "--output-root", str(root), "--env", "test", **options)
+
+
+def test_older_models_score_again_as_they_did(tmp_path: Path):
+    first = run(tmp_path, training={"mim_weight": 50.0})  # not the default, which a record could show by mistake
+    second = run(tmp_path, training={"mim_weight": 0.5})
     assert not first.equals(second)
-    versions = sorted(path.name for path in (tmp_path / "history/made/hard/models").iterdir())
-    call("versions", "use", "made", "hard", versions[0], "--output-root", str(tmp_path))
-    again = run(["hard.scoring", "hard.evaluation", "hard.reporting"])
+    shown = use(tmp_path, versions(tmp_path)[0])
+    namespaces = re.search(r"--namespaces=(\S+)", shown).group(1).split(",")
+    assert "dataset=synthetic" in shown and f"output_root={tmp_path}" in shown
+    again = run(tmp_path, namespaces)
     pd.testing.assert_frame_equal(again, first)
-    records = [
-        json.loads(file.read_text()) for file in sorted((tmp_path / "history/made/hard/record.json").glob("*/*.json"))
-    ]
-    assert json.loads((tmp_path / "08_reporting/made/hard/record.json").read_text()) == records[2]
+    files = sorted((tmp_path / "versions/synthetic/hard/record.json").glob("*/*.json"))
+    records = [json.loads(file.read_text()) for file in files]
+    assert json.loads((tmp_path / "08_reporting/synthetic/hard/record.json").read_text()) == records[2]
     assert records[0]["models"] == records[2]["models"] != records[1]["models"]
-    assert [record["parameters"]["training"]["mim_weight"] for record in records] == [0.1, 50.0, 0.1]
+    weights = [record["parameters"]["MPFM"]["trained"]["mim_weight"] for record in records]
+    assert weights == [50.0, 0.5, 50.0]
     assert all(record["revision"] and record["data"] and record["weights"] for record in records)
     assert len(call("versions", "list", "--output-root", str(tmp_path)).splitlines()) == 1 + 3 * 2  # two methods
+
+
+def test_a_version_is_used_whole_and_by_the_beginning_of_its_name(tmp_path: Path):
+    run(tmp_path, prototypes={"n_prototypes": 2})
+    run(tmp_path, prototypes={"n_prototypes": 5})
+    used = tmp_path / "06_models/synthetic/hard"
+    present = {name: (used / name / "index.json").read_text() for name in ("initial_models", "models")}
+    first, second = versions(tmp_path)
+    assert "is not unique" in use(tmp_path, "20", fails=True)
+    use(tmp_path, first[:-2] if not second.startswith(first[:-2]) else first)
+    for name, text in present.items():
+        assert (used / name / "index.json").read_text() != text, "untrained models belong to the version, too"
+
+
+def test_models_that_learned_what_is_tested_now_are_refused(tmp_path: Path):
+    run(tmp_path)
+    run(tmp_path, ["ingestion", "features", "hard.runs"], ingestion={"group_split": True})
+    before = (tmp_path / "06_models/synthetic/hard/models/index.json").read_bytes()
+    assert "has learned" in use(tmp_path, versions(tmp_path)[0], fails=True)
+    assert (tmp_path / "06_models/synthetic/hard/models/index.json").read_bytes() == before
+
+
+def test_stage_code_changes_with_code_and_not_with_comments(tmp_path: Path):
+    call("stage-code", str(tmp_path))
+    assert {file.stem for file in tmp_path.iterdir()} >= {"features", "prototypes", "training", "scoring", "reporting"}

@@ -15,14 +15,14 @@ import pytest
 import yaml
 
 from mpfm_kedro.backbones.weights import obtain_weights
-from mpfm_kedro.experiments.summaries import as_metrics
+from mpfm_kedro.experiments.measures import as_metrics
 
 PROJECT = Path(__file__).parents[1]
 WEIGHTS = Path("data/01_raw/weights")
-SHARED = {"raw", "weights", "ingestion", "audit", "features"}
-OWN = ["runs", "prototypes", "training", "evaluation", "reporting"]
+SHARED = {"code", "raw", "weights", "ingestion", "audit", "features"}
+OWN = ["runs", "prototypes", "training", "scoring", "evaluation", "reporting"]
 SETTINGS = ["general", "hard"]
-RESULTS = {setting: Path("data/08_reporting/made", setting) for setting in SETTINGS}
+RESULTS = {setting: Path("data/08_reporting/synthetic", setting) for setting in SETTINGS}
 
 
 def each(*names: str) -> set[str]:
@@ -59,11 +59,11 @@ def comment(file: Path) -> None:
     file.write_text(file.read_text() + "# a comment\n")
 
 
-def draw_faint_defects(made: Path) -> None:
+def draw_faint_defects(source: Path) -> None:
     """Defects that are hard to find: an AUC of 1 would be equal without any reason."""
-    replace(made, "rng.normal(0, 6,", "rng.normal(0, 20,")
-    replace(made, "] = rng.uniform(0, 40)", "] -= 30")
-    replace(made, "] = 250", "] += 30")
+    replace(source, "rng.normal(0, 6,", "rng.normal(0, 20,")
+    replace(source, "] = rng.uniform(0, 40)", "] -= 30")
+    replace(source, "] = 250", "] += 30")
 
 
 @pytest.fixture(scope="module")
@@ -72,19 +72,19 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dvc") / "clone"
     files = call(PROJECT, "git", "ls-files", "--cached", "--others", "--exclude-standard").splitlines()
     for name in files:
-        made_here = name == "dvc.lock" or name.endswith("metrics.json")
-        if (PROJECT / name).is_file() and not made_here:
+        generated = name == "dvc.lock" or name.endswith("metrics.json")
+        if (PROJECT / name).is_file() and not generated:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(PROJECT / name, folder / name, follow_symlinks=False)
     replace(folder / "dvc.yaml", "- env: dvc ", "- env: dvc_test ")
     replace(folder / "dvc.yaml", "conf/base", "conf/dvc_test")
-    draw_faint_defects(folder / "src/mpfm_kedro/sources/made.py")
+    draw_faint_defects(folder / "src/mpfm_kedro/sources/synthetic.py")
     obtain_weights("resnet18", PROJECT / WEIGHTS)
     shutil.copytree(PROJECT / WEIGHTS, folder / WEIGHTS)
     call(folder, "git", "init", "--quiet")
     assert repro(folder) == SHARED | each(*OWN)
     call(folder, "git", "add", ".")
-    call(folder, "git", "commit", "--quiet", "--message=made")
+    call(folder, "git", "commit", "--quiet", "--message=first")
     return folder
 
 
@@ -119,23 +119,41 @@ def test_second_repro_does_nothing(repository: Path):
     assert call(repository, "git", "status", "--porcelain") == ""
 
 
-def test_comment_reruns_its_own_stage_at_most(repository: Path):
-    for name in ("pipelines/datasets/nodes.py", "sources/aitex.py", "cli.py", "pipelines/features/README.md"):
-        comment(repository / "src/mpfm_kedro" / name)
-    assert repro(repository) == set()
-    comment(repository / "src/mpfm_kedro/pipelines/runs/nodes.py")
-    assert repro(repository) == each("runs")
+def test_comments_docstrings_and_log_lines_recompute_nothing(repository: Path):
+    package = repository / "src/mpfm_kedro"
+    for name in (
+        "images/views.py",
+        "detectors/mpfm/trainer.py",
+        "experiments/protocol.py",
+        "sources/aitex.py",
+        "cli.py",
+    ):
+        comment(package / name)
+    replace(package / "detectors/mpfm/trainer.py", '"""The training loop', '"""The loop')
+    replace(package / "detectors/mpfm/prototypes.py", "are too many", "are more than there are")
+    assert repro(repository) == {"code"}
 
 
 def test_changed_plot_redraws_only(repository: Path):
-    replace(repository / "src/mpfm_kedro/pipelines/reporting/nodes.py", "found anomalies", "anomalies that are found")
-    assert repro(repository) == each("reporting")
+    replace(repository / "src/mpfm_kedro/reports/figures.py", "found anomalies", "anomalies that are found")
+    assert repro(repository) == {"code"} | each("reporting")
+
+
+def test_changed_views_make_new_features_and_new_models(repository: Path):
+    package, cache = repository / "src/mpfm_kedro", repository / "data/cache/dvc"
+    before = {file.name for file in cache.glob("trained-*")}
+    replace(package / "images/views.py", "JITTER = 0.1", "JITTER = 0.3")
+    stages = {"features", "prototypes@hard", "training@hard", "scoring@hard"}
+    assert repro(repository, "scoring@hard") >= stages | {"code"}
+    index = json.loads((repository / "data/06_models/synthetic/hard/models/index.json").read_text())
+    trained = {file for name, file in index.items() if name.endswith("|trained")}
+    assert trained and not trained & before, "old models would score new features"
 
 
 def test_changed_weight_retrains_without_extraction(repository: Path):
     where = "conf/dvc_test/parameters_model.yml:training.mim_weight"
     shown = call(repository, "dvc", "exp", "run", "--set-param", f"{where}=50.0", *each("evaluation"))
-    assert ran(shown) == each("training", "evaluation")
+    assert ran(shown) == each("runs", "training", "scoring", "evaluation")
     (changed,) = json.loads(call(repository, "dvc", "params", "diff", "--json")).values()
     assert {name: (value["old"], value["new"]) for name, value in changed.items()} == {"training.mim_weight": (0.1, 50)}
     differences = json.loads(call(repository, "dvc", "metrics", "diff", "--json"))
@@ -152,11 +170,11 @@ def test_changed_image_size_extracts(repository: Path):
 
 def test_repetition_gives_equal_metrics(repository: Path):
     names = [RESULTS["hard"] / name for name in ("metrics.json", "summary.csv")]
-    names.append(Path("data/07_model_output/made/hard/scores.parquet"))
+    names.append(Path("data/07_model_output/synthetic/hard/scores.parquet"))
     before = [(repository / name).read_bytes() for name in names]
     assert 0.5 < json.loads(before[0])["MPFM"]["mean"]["M3"]["auc_mean"] < 1
     shutil.rmtree(repository / "data/cache")
-    stages = ["features", "prototypes@hard", "training@hard", "evaluation@hard"]
+    stages = ["features", "prototypes@hard", "training@hard", "scoring@hard", "evaluation@hard"]
     assert repro(repository, "--force", "--single-item", *stages) == set(stages)
     assert [(repository / name).read_bytes() for name in names] == before
 
@@ -172,11 +190,20 @@ def test_pull_restores_a_clone_without_computing(repository: Path, tmp_path: Pat
     for folder in RESULTS.values():
         for name in ("metrics.json", "summary.csv", "runs.csv", "report.html"):
             assert (second / folder / name).read_bytes() == (repository / folder / name).read_bytes()
-    for name in ("data/01_raw/made", "data/06_models/made/hard/models"):
+    for name in ("data/01_raw/synthetic", "data/06_models/synthetic/hard/models"):
         assert any((second / name).iterdir())
     shown = json.loads(call(second, "dvc", "metrics", "show", "--json"))[""]["data"]
     metrics = json.loads((repository / RESULTS["hard"] / "metrics.json").read_text())
     assert shown[str(RESULTS["hard"] / "metrics.json")]["data"] == metrics
     call(second, "dvc", "plots", "show", "--out", "plots")
     page = (second / "plots/index.html").read_text()
-    assert all(f"made_{setting}_roc_curves.png" in page for setting in SETTINGS)
+    assert all(f"synthetic_{setting}_roc_curves.png" in page for setting in SETTINGS)
+
+
+def test_a_dataset_with_one_class_is_reproduced_in_the_general_setting(clone: Path, tmp_path: Path):
+    folder = tmp_path / "one_class"
+    call(clone, "git", "clone", "--quiet", str(clone), str(folder))
+    replace(folder / "dvc.yaml", "settings: [general, hard]", "settings: [general]")
+    assert "general" in call(folder, "dvc", "stage", "list") and "hard" not in call(
+        folder, "dvc", "stage", "list", "--name-only"
+    )

@@ -37,7 +37,7 @@ def command(*arguments: str) -> list[str]:
 def typed(pipeline: str, tmp_path: Path, *more: str, env: str = "test") -> list[str]:
     """The command line that runs a pipeline with its folders below ``tmp_path``."""
     roots = [f"data_root={tmp_path / 'raw'}", f"output_root={tmp_path / 'out'}"]
-    return command("run", f"--env={env}", f"--pipeline={pipeline}", "--params=" + ",".join([*roots, *more]))
+    return command("run", f"--env={env}", f"--pipelines={pipeline}", "--params=" + ",".join([*roots, *more]))
 
 
 @pytest.fixture(scope="module")
@@ -46,50 +46,51 @@ def hard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_hard_setting_keeps_the_contracts(hard: Path):
-    summary = pd.read_csv(hard / "08_reporting/made/hard/summary.csv")
+    summary = pd.read_csv(hard / "08_reporting/synthetic/hard/summary.csv")
     assert summary.columns.tolist() == SUMMARY
     assert set(summary["known_class"]) == {"spot", "scratch", "mean"}
     assert set(summary["method"]) == {"MPFM", "MPFM, 0 iterations"}
     assert summary["auc_mean"].between(0, 1).all()
-    runs = pd.read_csv(hard / "08_reporting/made/hard/runs.csv")
+    runs = pd.read_csv(hard / "08_reporting/synthetic/hard/runs.csv")
     assert len(runs) == 2 * 2 * 2  # classes x seeds x methods
     assert {"run", "method", "seed", "auc", "ap", "seconds"} <= set(runs.columns)
-    scores = pd.read_parquet(hard / "07_model_output/made/hard/scores.parquet")
+    scores = pd.read_parquet(hard / "07_model_output/synthetic/hard/scores.parquet")
     parts = ["score_g", "score_a", "score_r", "score_n"]
     assert {"run", "method", "sample", "label", "score", *parts} <= set(scores.columns)
     assert scores[["score", *parts]].notna().all().all()
 
 
 def test_no_test_sample_reaches_training_in_any_run(hard: Path):
-    for runs in [pd.read_parquet(hard / "05_model_input/made/hard/runs.parquet")]:
+    for runs in [pd.read_parquet(hard / "05_model_input/synthetic/hard/runs.parquet")]:
         for row in runs.to_dict("records"):
             learned = {*row["train_normals"], *row["known_anomalies"]}
             assert not learned & {*row["test_normals"], *row["test_anomalies"]}
 
 
-def test_every_result_is_kept_in_the_history(hard: Path):
-    for name in ("summary.csv", "runs.csv", "scores.parquet", "report.html", "models"):
-        (version,) = (hard / "history/made/hard" / name).iterdir()
+def test_a_version_is_whole(hard: Path):
+    results = ("summary.csv", "runs.csv", "scores.parquet", "report.html", "record.json")
+    for name in (*results, "runs.parquet", "trials.parquet", "initial_models", "models"):
+        (version,) = (hard / "versions/synthetic/hard" / name).iterdir()
         assert (version / name).exists()
 
 
 def test_pictures_and_page_are_there(hard: Path):
-    folder = hard / "08_reporting/made/hard"
+    folder = hard / "08_reporting/synthetic/hard"
     for name in ("roc_curves", "score_histograms", "loss_curves", "prototype_usage"):
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    assert "MPFM on made" in (folder / "report.html").read_text()
-    assert (hard / "08_reporting/made/contact_sheet.png").exists()
+    assert "MPFM on synthetic" in (folder / "report.html").read_text()
+    assert (hard / "08_reporting/synthetic/contact_sheet.png").exists()
 
 
 def test_repetition_gives_the_same_scores(hard: Path, tmp_path: Path):
     again = run("hard_setting", tmp_path)
-    name = "07_model_output/made/hard/scores.parquet"
+    name = "07_model_output/synthetic/hard/scores.parquet"
     pd.testing.assert_frame_equal(pd.read_parquet(hard / name), pd.read_parquet(again / name))
 
 
 def test_general_setting_with_one_anomaly(tmp_path: Path):
     out = run("general_setting", tmp_path, n_anomalies=1, n_seeds=1)
-    summary = pd.read_csv(out / "08_reporting/made/general/summary.csv", keep_default_na=False)
+    summary = pd.read_csv(out / "08_reporting/synthetic/general/summary.csv", keep_default_na=False)
     assert summary["known_class"].tolist() == ["", ""]
     assert summary["n_anomalies"].tolist() == [1, 1]
 
@@ -98,14 +99,14 @@ def test_printed_form_of_every_repair_runs(tmp_path: Path):
     names = ["mutual_information", "normality_target", "coupling", "transport_start", "fusion"]
     repairs = dict.fromkeys(names, "printed")
     out = run("hard_setting", tmp_path, n_seeds=1, repairs=repairs, training={"transport_steps": 4})
-    summary = pd.read_csv(out / "08_reporting/made/hard/summary.csv")
+    summary = pd.read_csv(out / "08_reporting/synthetic/hard/summary.csv")
     assert summary["auc_mean"].notna().all()
 
 
 @pytest.mark.parametrize(
     ("pipeline", "parameters", "message"),
     [
-        ("hard_setting", {"dataset": "maid"}, "Did you mean 'made'"),
+        ("hard_setting", {"dataset": "synthetik"}, "Did you mean 'synthetic'"),
         ("hard_setting", {"known_class": "dent"}, "known_class"),
         ("hard_setting", {"n_anomalies": 13}, "has 12"),
         ("hard_setting", {"backbone": "resnet81"}, "resnet"),
@@ -129,7 +130,7 @@ def test_command_line_runs_the_hard_setting_by_both_names(tmp_path: Path):
     shown = subprocess.run(typed("hard_setting", tmp_path, "n_seeds=1"), cwd=PROJECT, capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr
     assert "mean" in shown.stderr and "± " in shown.stderr  # the summary table at the end
-    other = [part.replace("--pipeline=", "--pipelines=") for part in typed("hard_setting", tmp_path, "n_seeds=1")]
+    other = [part.replace("--pipelines=", "--pipeline=") for part in typed("hard_setting", tmp_path, "n_seeds=1")]
     assert subprocess.run(other, cwd=PROJECT, capture_output=True).returncode == 0
 
 
@@ -139,17 +140,17 @@ def test_killed_run_goes_on_and_gives_the_same_result(tmp_path: Path):
     # a process of its own, as the killed ones: another number of threads rounds otherwise
     calm = typed("hard_setting", tmp_path / "calm", "n_seeds=1", slow)
     assert subprocess.run(calm, cwd=PROJECT, capture_output=True).returncode == 0
-    store, cache = tmp_path / "out/04_feature/store", tmp_path / "out/cache/runs"
+    store, cache = tmp_path / "out/04_feature/store", tmp_path / "out/cache/models"
     _kill_when(typed("hard_setting", tmp_path, "n_seeds=1", slow), lambda: _lines(store) >= 16)
     rows = _lines(store)
     assert 16 <= rows < 108  # interrupted before the end
     _kill_when(typed("hard_setting", tmp_path, "n_seeds=1", slow), lambda: any(cache.glob("checkpoint-*.safetensors")))
-    assert not any(cache.glob("model-*.safetensors"))
+    assert not any(cache.glob("trained-*.safetensors"))
     final = subprocess.run(
         typed("hard_setting", tmp_path, "n_seeds=1", slow), cwd=PROJECT, capture_output=True, text=True
     )
     assert final.returncode == 0, final.stderr
-    name = "07_model_output/made/hard/scores.parquet"
+    name = "07_model_output/synthetic/hard/scores.parquet"
     pd.testing.assert_frame_equal(
         pd.read_parquet(tmp_path / "calm/out" / name), pd.read_parquet(tmp_path / "out" / name)
     )

@@ -1,119 +1,115 @@
-"""What a stored model says of its origin: code, parameters, images and weights."""
+"""What decides a number is in the keys; what decides none is not."""
 
 from __future__ import annotations
 
+import ast
+import re
 import shutil
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
-import yaml
 
 from mpfm_kedro import provenance
-from mpfm_kedro.experiments.cache import RunCache
-from mpfm_kedro.backbones.store import KEY, Features, FeatureSpec, FeatureStore
-from mpfm_kedro.parameters import ComputeParameters, PrototypeParameters, RepairParameters, TrainingParameters
-from mpfm_kedro.pipelines.prototypes.nodes import initialise_prototypes
-from mpfm_kedro.pipelines.training.nodes import train_models
-from mpfm_kedro.provenance import BASELINES, METHOD, code_digest, code_revision
+from mpfm_kedro.pipelines.stage_code import STAGES, write_stage_code
 
-CONF = Path(__file__).parents[2] / "conf" / "base"
-BASE = yaml.safe_load((CONF / "parameters_model.yml").read_text())
-SPEC = FeatureSpec("resnet18", "digest of the weights", 64, ("layer4",), ("layer4",), ("mean",), 6, (4, 2, 2))
-PROTOTYPES = PrototypeParameters(n_prototypes=2, max_modes=1, min_mode_size=8)
-REPAIRS = RepairParameters(**BASE["repairs"])
-TRAINING = TrainingParameters(**(BASE["training"] | {"epochs": 1, "iterations_per_epoch": 1, "hidden": 8}))
-COMPUTE = ComputeParameters(processes=1, dask_scheduler=None)
-RUN = {"run": "one", "dataset": "made", "category": "", "setting": "general", "known_class": "", "n_anomalies": 2}
-RUN |= {"seed": 0, "train_normals": [f"good/{i}" for i in range(30)], "known_anomalies": ["dent/0", "dent/1"]}
-RUN |= {"test_normals": ["good/30"], "test_anomalies": ["dent/2"]}
-
-
-def features(folder: Path, changed: str) -> Features:
-    """Features of all samples; the image of one of them is another one."""
-    names = [f"good/{i}" for i in range(31)] + [f"dent/{i}" for i in range(3)]
-    planned = [(name, "original") for name in names] + [(name, "cutmix-0") for name in names if "good" in name]
-    index = pd.DataFrame(planned, columns=["sample_id", "view"]).assign(crop="")
-    index["content_hash"] = index["sample_id"].where(index["sample_id"] != changed, "another")
-    index["row"] = range(len(index))
-    rng = np.random.default_rng(0)
-    store = FeatureStore(folder).open(SPEC)
-    with store.writing() as writer:
-        keys = index[KEY].agg("|".join, axis=1).tolist()
-        writer.append(keys, rng.normal(size=(len(index), 6)), rng.normal(size=(len(index), 4, 2, 2)))
-    return Features(index, FeatureStore(folder).open(SPEC))
+TRAINING = "mpfm_kedro.detectors.mpfm.training"
+CLOSED_FORM = "mpfm_kedro.detectors.mpfm.closed_form"
+DRA = "mpfm_kedro.detectors.baselines.dra"
+EXTRACTION = "mpfm_kedro.backbones.extraction"
+LOG_LINE = re.compile(r"logger\.info\('[^']*', ")
 
 
 @pytest.fixture
-def details(tmp_path: Path):
-    """The details of the initial and the trained model, by the sample whose image is another one."""
-
-    def make(changed: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
-        folder = tmp_path / (changed.replace("/", "-") or "as it was")
-        runs, made, cache = pd.DataFrame([RUN]), features(folder / "store", changed), RunCache(folder / "cache")
-        initial = initialise_prototypes(runs, made, cache, PROTOTYPES, REPAIRS, TRAINING, COMPUTE)
-        models = train_models(runs, made, initial, cache, "cpu", TRAINING, REPAIRS, COMPUTE)
-        return initial["one"].details(), models["one"].details()
-
-    return make
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the package that provenance looks at; edits are seen at once."""
+    copy = tmp_path / "mpfm_kedro"
+    shutil.copytree(provenance.PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(provenance, "PACKAGE", copy)
+    monkeypatch.setattr(provenance, "code_digest", provenance.code_digest.__wrapped__)
+    return copy
 
 
-def test_models_name_code_parameters_and_weights(details):
-    for found in details():
-        assert found["revision"] == code_revision()
-        assert (found["weights"], found["features"]) == (SPEC.weights_digest, SPEC.digest)
-        assert found["prototypes"] == PROTOTYPES.model_dump()
-        assert found["training"]["hidden"] == 8
-        assert found["repairs"]["fusion"] == "repaired"
-    assert found["training"] == TRAINING.model_dump()
-    assert found["repairs"] == REPAIRS.model_dump()
+def replace(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
 
 
-def test_models_name_the_images_that_they_learned_from(details):
-    initial, trained = (found["data"] for found in details())
-    learned = [found["data"] for found in details("good/0")]
-    assert learned[0] != initial and learned[1] != trained
-    known = [found["data"] for found in details("dent/0")]
-    assert known[0] == initial and known[1] != trained
-    for tested in ("good/30", "dent/2"):
-        assert [found["data"] for found in details(tested)] == [initial, trained]
+def test_changed_view_code_changes_features(package: Path):
+    before = provenance.code_digest(EXTRACTION)
+    replace(package / "images/views.py", "AREA = (0.02,", "AREA = (0.03,")
+    assert provenance.code_digest(EXTRACTION) != before
 
 
-@pytest.fixture
-def digests(tmp_path, monkeypatch):
-    """The digests of the method and of the baselines after a change of one file of a copy of the package."""
-    package = tmp_path / "mpfm_kedro"
-    shutil.copytree(provenance.PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(provenance, "PACKAGE", package)
-
-    def changed(file: str | None = None) -> tuple[str, str]:
-        code = (package / file).read_text() if file else ""
-        if file:
-            (package / file).write_text(code + "\n# another line\n")
-        found = code_digest.__wrapped__(METHOD), code_digest.__wrapped__(BASELINES)
-        if file:
-            (package / file).write_text(code)
-        return found
-
-    return changed
+@pytest.mark.parametrize("module", [TRAINING, CLOSED_FORM, DRA, EXTRACTION])
+def test_comments_docstrings_and_log_lines_change_nothing(package: Path, module: str):
+    before = provenance.code_digest(module)
+    for name in provenance.code_closure(module):
+        file = package.parent.joinpath(*name.split("."))
+        file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
+        tree = ast.parse(file.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+                node.body[0].value.value = "Another docstring."  # type: ignore[attr-defined]
+        text = ast.unparse(tree)  # without comments
+        assert "Another docstring." in text
+        text = LOG_LINE.sub("logger.info('another line', ", text)
+        file.write_text(f"{text}\n# a comment\n")
+    assert provenance.code_digest(module) == before
 
 
-def test_a_change_of_the_training_leaves_the_baselines_alone(digests):
-    method, baselines = digests()
-    for file in ("model/trainer.py", "model/calibration.py", "pipelines/prototypes/nodes.py"):
-        found = digests(file)
-        assert found[0] != method and found[1] == baselines
+def test_another_number_changes_the_digest(package: Path):
+    before = provenance.code_digest(CLOSED_FORM)
+    replace(package / "detectors/mpfm/patches.py", "SHRINKAGE = 0.01", "SHRINKAGE = 0.02")
+    assert provenance.code_digest(CLOSED_FORM) != before
 
 
-def test_baselines_depend_on_what_they_import_and_on_what_that_imports(digests):
-    method, baselines = digests()
-    for file in ("model/mode_fitting.py", "model/modes.py", "model/patches.py", "pipelines/training/run_data.py"):
-        found = digests(file)
-        assert found[0] != method and found[1] != baselines
-    assert digests("baselines/dra.py")[1] != baselines
+def test_a_change_of_the_training_touches_neither_closed_form_nor_baselines(package: Path):
+    before = [provenance.code_digest(module) for module in (TRAINING, CLOSED_FORM, DRA)]
+    replace(package / "detectors/mpfm/trainer.py", "[:256]", "[:128]")
+    after = [provenance.code_digest(module) for module in (TRAINING, CLOSED_FORM, DRA)]
+    assert [one != other for one, other in zip(before, after, strict=True)] == [True, False, False]
 
 
-def test_no_study_is_computed_again_because_a_report_changed(digests):
-    assert digests("pipelines/comparison/tables.py") == digests()
+def test_fields_of_a_result_type_count(package: Path):
+    before = provenance.code_digest(TRAINING)
+    replace(
+        package / "detectors/mpfm/heads.py",
+        "    energy: Tensor\n    patch: Tensor",
+        "    patch: Tensor\n    energy: Tensor",
+    )
+    assert provenance.code_digest(TRAINING) != before
+
+
+def test_reports_and_pipelines_are_no_part_of_a_detector():
+    for module in (TRAINING, CLOSED_FORM, DRA, EXTRACTION):
+        rooms = {name.split(".")[1] for name in provenance.code_closure(module)}
+        assert not rooms & {"reports", "pipelines", "datasets", "experiments", "hooks", "cli", "parallel"}
+
+
+def test_libraries_that_decide_numbers_are_named():
+    assert set(provenance.library_versions()) >= {"torch", "torchvision", "pillow", "scikit-learn", "numpy"}
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "stages"),
+    [
+        ("images/views.py", "JITTER = 0.1", "JITTER = 0.2", {"features"}),
+        ("detectors/mpfm/trainer.py", "[:256]", "[:128]", {"training"}),
+        ("reports/figures.py", "false alarms", "alarms that are false", {"reporting"}),
+        ("cli.py", "no version", "none", set()),
+    ],
+)
+def test_stage_code_names_the_stages_that_a_change_decides(package, tmp_path, monkeypatch, file, old, new, stages):
+    monkeypatch.setattr("mpfm_kedro.pipelines.stage_code.code_digest", provenance.code_digest)
+
+    def digests(name: str) -> dict[str, str]:
+        write_stage_code(tmp_path / name)
+        return {stage: (tmp_path / name / f"{stage}.txt").read_text() for stage in STAGES}
+
+    before = digests("before")
+    replace(package / file, old, new)
+    after = digests("after")
+    assert {stage for stage in STAGES if before[stage] != after[stage]} >= stages
+    untouched = {"raw", "weights", "ingestion"} | ({"features", "prototypes"} if file != "images/views.py" else set())
+    assert not {stage for stage in STAGES if before[stage] != after[stage]} & untouched

@@ -8,17 +8,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from mpfm_kedro.detectors.baselines import baselines
+from mpfm_kedro.detectors.registry import baselines
 from mpfm_kedro.errors import InputError
 from test_project import run as run_pipeline
 
 OURS = ["MPFM", "MPFM, 0 iterations"]
-RIVALS = ["DevNet", "FLOS", "SAOE", "MLEP", "DRA", "AHL", "DPDL"]
+BASELINES = ["DevNet", "FLOS", "SAOE", "MLEP", "DRA", "AHL", "DPDL"]
 
 
 def run(study: str, root: Path, **parameters: object) -> Path:
     """Run a study in the test environment; returns the folder of its reports."""
-    return run_pipeline(study, root, **parameters) / "08_reporting/made" / study
+    return run_pipeline(study, root, **parameters) / "08_reporting/synthetic" / study
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +31,14 @@ def comparison(root: Path) -> Path:
     return run("comparison", root)
 
 
-def trials(root: Path) -> dict[str, int]:
-    return {file.name: file.stat().st_mtime_ns for file in (root / "out/cache/runs").glob("trial-*.safetensors")}
+def cached(root: Path) -> dict[str, int]:
+    return {file.name: file.stat().st_mtime_ns for file in (root / "out/cache/models").glob("*.safetensors")}
 
 
 def test_every_method_is_in_every_cell_of_the_comparison(comparison: Path):
     summary = pd.read_csv(comparison / "summary.csv", keep_default_na=False)
     methods = {method.name for method in baselines()} | set(OURS)
-    assert methods > set(RIVALS)
+    assert methods > set(BASELINES)
     cells = summary.groupby(["setting", "known_class", "n_anomalies"])["method"].agg(set)
     assert set(cells.index.get_level_values("setting")) == {"general", "hard"}
     assert set(cells.index.get_level_values("n_anomalies")) == {3, 1}
@@ -54,12 +54,12 @@ def test_the_comparison_is_written_for_people_too(comparison: Path):
     assert (others["low"] <= others["difference"]).all() and (others["difference"] <= others["high"]).all()
     for name in ("comparison.md", "report.html"):
         text = (comparison / name).read_text()
-        assert all(method in text for method in [*RIVALS, *OURS])
+        assert all(method in text for method in [*BASELINES, *OURS])
     assert (comparison / "plot.png").stat().st_size > 10_000
 
 
 def test_references_without_anomalies_score_the_same_whatever_is_known(comparison: Path, root: Path):
-    scores = pd.read_parquet(root / "out/07_model_output/made/comparison/scores.parquet")
+    scores = pd.read_parquet(root / "out/07_model_output/synthetic/comparison/scores.parquet")
     scores = scores[scores["setting"] == "general"]
     for method, supervised in (("Mahalanobis", False), ("patch-kNN", False), ("logistic regression", True)):
         own = scores[scores["method"] == method].groupby(["seed", "sample"])["score"]
@@ -67,26 +67,26 @@ def test_references_without_anomalies_score_the_same_whatever_is_known(compariso
 
 
 def test_a_finished_comparison_computes_nothing_again(comparison: Path, root: Path, caplog: pytest.LogCaptureFixture):
-    before, table = trials(root), (comparison / "runs.csv").read_bytes()
+    before, table = cached(root), (comparison / "runs.csv").read_bytes()
     with caplog.at_level(logging.INFO):
         run("comparison", root)
-    assert trials(root) == before
+    assert cached(root) == before
     assert (comparison / "runs.csv").read_bytes() == table
-    assert "Trials" not in caplog.text
+    assert "remain" not in caplog.text
 
 
-def test_an_interrupted_comparison_goes_on_with_what_is_left(
+def test_an_interrupted_comparison_resumes_with_what_is_missing(
     comparison: Path, root: Path, caplog: pytest.LogCaptureFixture
 ):
-    before, table = trials(root), pd.read_csv(comparison / "runs.csv")
+    before, table = cached(root), pd.read_csv(comparison / "runs.csv")
     lost = sorted(before)[::7]
     for name in lost:
-        (root / "out/cache/runs" / name).unlink()
+        (root / "out/cache/models" / name).unlink()
     with caplog.at_level(logging.INFO):
         run("comparison", root)
-    after = trials(root)
+    after = cached(root)
     assert {name for name in after if after[name] != before[name]} == set(lost)
-    assert f"Trials: {len(lost)} of" in caplog.text and "minutes" in caplog.text
+    assert "remain" in caplog.text and "minutes" in caplog.text
     columns = ["run", "method", "auc", "ap"]
     pd.testing.assert_frame_equal(pd.read_csv(comparison / "runs.csv")[columns], table[columns])
 
@@ -116,11 +116,11 @@ def test_ablation_has_every_part_and_every_repair(comparison: Path, root: Path):
     whole = pd.read_csv(comparison / "summary.csv", keep_default_na=False)
     whole = whole[(whole["setting"] == "hard") & (whole["n_anomalies"] == 3)].set_index(["method", "known_class"])
     assert own["MPFM", "mean"] == whole["auc_mean"]["MPFM", "mean"]  # the same trial
-    scores = pd.read_parquet(root / "out/07_model_output/made/ablation/scores.parquet")
+    scores = pd.read_parquet(root / "out/07_model_output/synthetic/ablation/scores.parquet")
     by_method = dict(tuple(scores.groupby("method")["score"]))
     unlike = {name for name in methods if (by_method[name].to_numpy() != by_method["MPFM"].to_numpy()).any()}
-    assert unlike >= methods - {"MPFM", "MPFL off"}  # the made normals have one mode
-    modes = pd.read_parquet(root / "out/07_model_output/made/ablation/false_alarms.parquet")
+    assert unlike >= methods - {"MPFM", "MPFL off"}  # the synthetic normals have one mode
+    modes = pd.read_parquet(root / "out/07_model_output/synthetic/ablation/false_alarms.parquet")
     assert {"MPFM", "MPFL off"} <= set(modes["method"])
 
 
@@ -129,3 +129,15 @@ def test_sensitivity_varies_prototypes_and_information(comparison: Path, root: P
     table = pd.read_csv(found / "table.csv")
     assert set(table["method"]) == {"K=2", "K=4", "λ=0.1", "λ=1"}
     assert (found / "plot.png").stat().st_size > 10_000
+
+
+def test_a_setting_reuses_the_models_of_the_comparison(comparison: Path, root: Path):
+    before = cached(root)
+    run("hard_setting", root)
+    new = {name.partition("-")[0] for name in cached(root) if name not in before}
+    assert new <= {"scores"}  # of other sets of test samples
+    summary = pd.read_csv(root / "out/08_reporting/synthetic/hard/summary.csv").set_index(["method", "known_class"])
+    study = pd.read_csv(comparison / "summary.csv", keep_default_na=False)
+    study = study[(study["setting"] == "hard") & (study["n_anomalies"] == 3)].set_index(["method", "known_class"])
+    for name in summary.index:
+        assert summary["auc_mean"][name] == pytest.approx(study["auc_mean"][name], abs=1e-9)

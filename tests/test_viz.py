@@ -34,6 +34,7 @@ SHOWN_AS = {
     "features": "TablePreview",
     "contact_sheet": "ImagePreview",
     "hard.runs": "TablePreview",
+    "hard.trials": "TablePreview",
     "hard.models": "TablePreview",
     "hard.history": "PlotlyPreview",
     "hard.scores": "PlotlyPreview",
@@ -47,7 +48,7 @@ SHOWN_AS = {
     "hard.metrics": "JSONPreview",
     "hard.record": "JSONPreview",
 }
-NOT_SHOWN = {"backbone_weights", "run_cache", "hard.report_kept"}  # nothing to see; the last as hard.report
+NOT_SHOWN = {"backbone_weights", "model_cache", "hard.report_version"}  # nothing to see; the last as hard.report
 
 
 def kedro(project: Path, *arguments: str) -> str:
@@ -61,7 +62,7 @@ def kedro(project: Path, *arguments: str) -> str:
 
 @cache
 def run_in_copy() -> Path:
-    """A copy of the project in which the hard setting was run on made images, once for all tests."""
+    """A copy of the project in which the hard setting was run on synthetic images, once for all tests."""
     project = Path(COPY.name, "mpfm_kedro")
     for part in ("conf", "src", "notebooks"):
         shutil.copytree(PROJECT / part, project / part, ignore=shutil.ignore_patterns("__pycache__"))
@@ -74,7 +75,7 @@ def run_in_copy() -> Path:
     weights.mkdir(parents=True, exist_ok=True)
     (project / "data/01_raw").mkdir(parents=True)
     (project / "data/01_raw/weights").symlink_to(weights)
-    kedro(project, "run", "--pipeline=hard_setting")
+    kedro(project, "run", "--pipelines=hard_setting")
     return project
 
 
@@ -105,7 +106,7 @@ def test_settings_fold_into_stages_and_stages_into_nodes(site: Path):
 
 
 def test_layers_are_in_order(site: Path):
-    order = ["raw", "intermediate", "feature", "model_input", "models", "model_output", "reporting", "history"]
+    order = ["raw", "intermediate", "feature", "model_input", "models", "model_output", "reporting", "versions"]
     assert [layer for layer in pipeline(site)["layers"] if layer in order] == order
     for name in ("comparison", "ablation", "sensitivity"):
         assert pipeline(site, name)["layers"][-1] == "reporting", f"the layers of {name} go in a circle"

@@ -13,6 +13,7 @@ from kedro.framework.startup import bootstrap_project
 from mpfm_kedro.backbones.store import FeatureStore
 from mpfm_kedro.configuration import ProjectConfigLoader, input_path, output_path, project_root
 from mpfm_kedro.experiments.versions import check_version, find_version, list_versions
+from mpfm_kedro.pipelines.stage_code import write_stage_code
 from mpfm_kedro.sources.fetching import fetch as fetch_images
 
 VERSIONS = "versions"  # below output_root, as in the catalog
@@ -128,3 +129,10 @@ def weights(backbone: str) -> None:
     folder = project / configuration["catalog"]["backbone_weights"]["filepath"]
     obtain_weights(backbone, folder)
     click.echo(folder / f"{backbone}.safetensors")
+
+
+@cli.command("stage-code")
+@click.argument("folder", type=click.Path(path_type=Path))
+def stage_code(folder: Path) -> None:
+    """Write to FOLDER what code and libraries decide each stage's results; DVC reruns a stage when this changes."""
+    write_stage_code(output_path(folder, project_root()))

@@ -76,19 +76,21 @@ def _file(module: str) -> Path:
 class _Normaliser(ast.NodeTransformer):
     """Removes what changes no number: docstrings, annotations of functions and log lines."""
 
-    def _body(self, node: Any) -> Any:
-        self.generic_visit(node)
-        node.body = [statement for statement in node.body if not _is_silent(statement)] or [ast.Pass()]
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        for name in ("body", "orelse", "finalbody"):
+            statements = getattr(node, name, None)
+            if isinstance(statements, list):
+                kept = [statement for statement in statements if not _is_silent(statement)]
+                setattr(node, name, kept or [ast.Pass()] * bool(statements))
         return node
-
-    visit_Module = visit_ClassDef = visit_If = visit_For = visit_With = _body  # noqa: N815
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
         node.returns = None
         for argument in ast.walk(node.args):
             if isinstance(argument, ast.arg):
                 argument.annotation = None
-        return self._body(node)
+        return self.generic_visit(node)
 
 
 def _is_silent(statement: ast.stmt) -> bool:

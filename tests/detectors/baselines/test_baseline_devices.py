@@ -1,0 +1,43 @@
+"""Every baseline on a pretended GPU: a tensor left on the CPU raises; the numbers are those of the CPU."""
+
+import numpy as np
+import pytest
+import torch
+
+from mpfm_kedro.detectors.base import Context
+from mpfm_kedro.detectors.baselines.gradient_training import NetworkDetector
+from mpfm_kedro.detectors.baselines.patch_knn import PatchNeighbours
+from mpfm_kedro.detectors.registry import baselines
+from pretended_cuda import CUDA, PretendedCuda
+
+EVERY = pytest.mark.parametrize("cls", baselines(), ids=lambda cls: cls.name)
+
+
+def on_the_gpu(cls, data, rows, memory):
+    """Scores of what was fitted and of what was restored, and the operations of fit and scoring."""
+    with PretendedCuda() as pretended:
+        fitted = cls(steps=1).fit(data, 0, Context(CUDA, memory))
+        state = fitted.state()
+        assert all(value.device.type == "cpu" for value in state.tensors.values())
+        scores = [each.score_samples(rows).score for each in (fitted, cls.restore(state, CUDA))]
+    return scores, pretended.operations
+
+
+@EVERY
+@pytest.mark.parametrize("memory", [1 << 30, 0], ids=["cached", "read"])
+def test_a_step_and_scoring_stay_on_the_device(cls, memory, make_data, make_rows):
+    data, rows = make_data(normals=20, pseudo=20), make_rows(20, 10, 0)
+    expected = cls(steps=1).fit(data, 0, Context(memory=memory)).score_samples(rows).score
+    scores, operations = on_the_gpu(cls, data, rows, memory)
+    for found in scores:
+        np.testing.assert_array_equal(found, expected)
+    assert bool(operations) == issubclass(cls, (NetworkDetector, PatchNeighbours))
+    if issubclass(cls, NetworkDetector):
+        assert operations & {"_fused_adam_", "_foreach_addcdiv_"}
+
+
+@pytest.mark.parametrize("cls", [cls for cls in baselines() if issubclass(cls, NetworkDetector)], ids=lambda c: c.name)
+def test_a_network_left_on_the_cpu_raises(cls, make_data, make_rows, monkeypatch):
+    monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
+    with pytest.raises(RuntimeError, match="same device"):
+        on_the_gpu(cls, make_data(normals=20, pseudo=20), make_rows(20, 10, 0), 1 << 30)

@@ -1,0 +1,143 @@
+"""MPFM on a pretended GPU: a tensor left on the CPU raises; the numbers are those of the CPU."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from mpfm_kedro.detectors.base import Context, TrainingData
+from mpfm_kedro.detectors.mpfm import calibration, closed_form, prototypes, training
+from mpfm_kedro.detectors.mpfm.assembly import score_rows
+from mpfm_kedro.detectors.mpfm.detector import load
+from mpfm_kedro.detectors.mpfm.reverse import sample_normals
+from mpfm_kedro.detectors.mpfm.trainer import train
+from pretended_cuda import CUDA, PretendedCuda
+
+CPU = torch.device("cpu")
+FITS = {"closed_form": closed_form, "prototypes": prototypes, "trained": training, "calibrated": calibration}
+REPAIRS = ("mutual_information", "normality_target", "coupling", "transport_start", "fusion")
+BOTH_STARTS = pytest.mark.parametrize("start", ["repaired", "printed"])
+
+
+class Memory:
+    """A checkpoint in memory."""
+
+    def __init__(self, states=()):
+        self.states = list(states)
+
+    def load(self):
+        return self.states[-1] if self.states else None
+
+    def save(self, state):
+        assert all(value.device.type == "cpu" for value in state.tensors.values())
+        self.states.append(state)
+
+
+@pytest.fixture(scope="module")
+def data(make_rows):
+    rng = np.random.default_rng(0)
+    normals = rng.normal(size=(60, 10)) * np.geomspace(1, 0.2, 10) + 4 * (np.arange(60) % 2)[:, None]
+    known = make_rows(np.tile(rng.normal(size=(3, 10)) + 3, (2, 1)), spot=4.0, seed=3, source=np.tile(np.arange(3), 2))
+    return TrainingData(make_rows(normals, seed=1), make_rows(normals + 0.6, spot=2.0, seed=2), known)
+
+
+@pytest.fixture
+def fit(data, schedule, options):
+    """All pieces on a device, one epoch of one step, with a set of named repairs switched."""
+
+    def of(device, start="repaired", checkpoint=None, **changes):
+        sizes = {"n_prototypes": 6, "max_modes": 2, "min_mode_size": 20, "held_back_share": 0.2, "hidden": 8}
+        others = {"top_share": 0.1, "transport_steps": 1, "scores": list("garn"), "precision": "fp32"}
+        parameters = dataclasses.asdict(schedule) | dataclasses.asdict(options) | sizes | others
+        parameters |= dict.fromkeys(REPAIRS, start) | {"epochs": 1, "iterations_per_epoch": 1} | changes
+        pieces = {}
+        for name, module in FITS.items():
+            context = Context(device, checkpoint=checkpoint if name == "trained" else None)
+            pieces[name] = module.fit(data, dict(pieces), parameters, 0, context)
+        return pieces
+
+    return of
+
+
+def same(one, other):
+    assert one.details == other.details
+    for name, value in one.tensors.items():
+        assert torch.equal(value, other.tensors[name]), name
+
+
+@BOTH_STARTS
+def test_every_piece_is_fitted_on_the_device(fit, start):
+    expected = fit(CPU, start)
+    with PretendedCuda() as pretended:
+        pieces = fit(CUDA, start, Memory())
+        for piece in pieces.values():
+            assert all(value.device.type == "cpu" for value in piece.tensors.values())
+    for name, piece in pieces.items():
+        same(piece, expected[name])
+    assert {"_fused_adamw_", "einsum", "bmm"} & pretended.operations >= {"_fused_adamw_"}
+
+
+@BOTH_STARTS
+def test_scoring_stays_on_the_device(fit, data, start):
+    pieces = fit(CPU, start)
+    expected = load(pieces, CPU).score_samples(data.anomalies)
+    with PretendedCuda() as pretended:
+        scores = load(pieces, CUDA).score_samples(data.anomalies)
+    assert "topk" in pretended.operations
+    for name in ("score", "parts", "mode"):
+        np.testing.assert_array_equal(getattr(scores, name), getattr(expected, name))
+
+
+def test_an_interrupted_training_resumes_on_the_device(fit):
+    with PretendedCuda():
+        checkpoint = Memory()
+        whole = fit(CUDA, checkpoint=checkpoint, epochs=2)
+        assert len(checkpoint.states) == 2
+        same(fit(CUDA, checkpoint=Memory(checkpoint.states[:1]), epochs=2)["trained"], whole["trained"])
+
+
+@pytest.mark.parametrize("transport_steps", [1, 2])
+@pytest.mark.parametrize("coupling", ["repaired", "printed"])
+def test_other_forms_train_on_the_device(fit, coupling, transport_steps):
+    with PretendedCuda():
+        found = fit(CUDA, coupling=coupling, transport_steps=transport_steps)["trained"]
+    same(found, fit(CPU, coupling=coupling, transport_steps=transport_steps)["trained"])
+
+
+@pytest.mark.parametrize("printed_start", [False, True])
+def test_normals_are_sampled_on_the_device(make_problem, printed_start):
+    model, drawn = make_problem(printed_start=printed_start).model, []
+    for device in (CPU, CUDA):
+        with PretendedCuda(), torch.inference_mode():
+            model.to(device)
+            generator = torch.Generator().manual_seed(0)
+            sample = sample_normals(model.velocity, model.prototypes, 5, 2, 1.0, generator)
+            assert sample.device.type == device.type
+            drawn.append(sample.cpu().numpy())
+    np.testing.assert_array_equal(*drawn)
+
+
+def test_heat_maps_stay_on_the_device(problem):
+    with PretendedCuda():
+        model = problem.model.to(CUDA)
+        maps = problem.data.normals.map_batch(np.arange(4)).to(CUDA)
+        assert model.local_score.heat_map(maps, torch.zeros(4, dtype=torch.long, device=CUDA)).is_cuda
+
+
+@pytest.mark.parametrize("left", ["velocity", "prototypes", "modes", "local_score", "residual_score", "global_score"])
+def test_a_part_left_on_the_cpu_raises(problem, schedule, options, left):
+    with PretendedCuda():
+        problem.model.to(CUDA)
+        getattr(problem.model, left).to(CPU)
+        with pytest.raises(RuntimeError, match="same device"):
+            train(problem.model, problem.training, schedule, options, 0)
+            score_rows(problem.model, problem.unseen_normals)
+
+
+def test_the_random_state_of_the_device_is_left_alone(fit, monkeypatch):
+    """Seeding by ``torch.manual_seed`` reseeds every GPU too, and nothing sets them back."""
+    seeded = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    fit(CPU)
+    assert seeded == []
