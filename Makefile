@@ -1,26 +1,30 @@
-# The two commands of the README: `make run` and `make test`.
+# `make run` and `make test` are the two commands of the README; both install into .venv first (constraints.txt).
 PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
 .PHONY: run test viz benchmark clean
 
+# the hard setting on ELPV, from raw images to data/08_reporting/elpv/hard/report.html
 run: $(INSTALLED)
-	$(VENV)/bin/kedro run --pipeline=hard_setting
+	$(VENV)/bin/kedro run --pipelines=hard_setting
 
+# style, types, layers of the code (docs/contributing.md), then all tests
 test: $(INSTALLED)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
 	$(VENV)/bin/pytest
 
-# the map of the pipelines as a static site, with previews of what the last runs made
+# the map of the pipelines as a static site, with previews of the latest results
 viz: $(INSTALLED)
 	rm -rf build
 	$(VENV)/bin/kedro viz build --include-previews
 	@test -f build/api/deploy-viz-metadata
 	@echo "The map is in $(CURDIR)/build (what no run has made yet has no preview). To look at it: $(VENV)/bin/python -m http.server 4141 --directory build, and open http://localhost:4141"
 
+# speed as ratios (docs/architecture.md)
 benchmark: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/speed.py
 
@@ -30,5 +34,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# removes the environment, not the data
 clean:
 	rm -rf $(VENV)

@@ -15,16 +15,20 @@ from pathlib import Path
 import numpy as np
 import torch
 import yaml
-from mpfm_kedro.detectors.mpfm.initialisation import build, initialise, move
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
 from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract
 from mpfm_kedro.backbones.rows import FeatureRows
+from mpfm_kedro.detectors.mpfm.assembly import initial_model
+from mpfm_kedro.detectors.mpfm.closed_form import fit_closed_form
+from mpfm_kedro.detectors.mpfm.division import Division
 from mpfm_kedro.detectors.mpfm.heads import LinearScore, LocalScore
 from mpfm_kedro.detectors.mpfm.model import MPFM
 from mpfm_kedro.detectors.mpfm.objective import Options, losses
-from mpfm_kedro.detectors.mpfm.trainer import Moved, Schedule, TrainingSet, draw_batch
+from mpfm_kedro.detectors.mpfm.prototypes import initialise
+from mpfm_kedro.detectors.mpfm.trainer import Schedule, TrainingSet, draw_batch
+from mpfm_kedro.detectors.mpfm.training import training_set
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.parameters import FeatureParameters
 from mpfm_kedro.sources import elpv
@@ -70,7 +74,7 @@ def extraction(backbone: Backbone, size: int, n: int, compiled: bool) -> float:
     return seconds["bare"] / seconds["ours"]
 
 
-def made_rows(n: int, d: int, channels: int, side: int, seed: int) -> FeatureRows:
+def synthetic_rows(n: int, d: int, channels: int, side: int, seed: int) -> FeatureRows:
     """Features of the sizes of a real dataset, in two modes."""
     rng = np.random.default_rng(seed)
     pooled = rng.normal(size=(n, d)) + 3 * (np.arange(n) % 2)[:, None]
@@ -78,19 +82,14 @@ def made_rows(n: int, d: int, channels: int, side: int, seed: int) -> FeatureRow
     return FeatureRows(pooled.astype(np.float32), maps, np.arange(n), np.arange(n))
 
 
-def made_model(side: int, n: int = 900) -> tuple[MPFM, TrainingSet]:
+def synthetic_model(side: int, n: int = 900) -> tuple[MPFM, TrainingSet]:
     """The default model with K = 32 on features of the default backbone."""
-    normals, held_back, anomalies = (made_rows(k, 2304, 384, side, k) for k in (n, 230, 40))
-    init = initialise(normals, held_back, n_prototypes=32, max_modes=4, min_mode_size=50, seed=0)
-    model = build(init, normals, hidden=128, transport_steps=1, top_share=0.05, seed=0)
-    moved = []
-    for rows in (normals, normals, anomalies):
-        z = model.z(torch.from_numpy(rows.pooled))
-        start = move(model.modes, z.numpy())
-        mode = start.log_prob.argmax(1)
-        evidence = model.local_score.evidence(rows.map_batch(), mode)
-        moved.append(Moved(rows, start, model.modes.path(z, start.psi), evidence))
-    return model, TrainingSet(*moved)
+    normals, held_back, anomalies = (synthetic_rows(k, 2304, 384, side, k) for k in (n, 230, 40))
+    closed_form, _ = fit_closed_form(normals, normals, held_back, 4, 50, top_share=0.05, seed=0)
+    prototypes = initialise(closed_form, normals, n_prototypes=32, transport_steps=1, seed=0)
+    model = initial_model(closed_form, prototypes, hidden=128, seed=0)
+    division = Division(normals, normals, anomalies, held_back, held_back)
+    return model, training_set(model, closed_form, division, seed=0, coupled=True)
 
 
 def training_step(size: int) -> float:
@@ -109,7 +108,7 @@ def training_step(size: int) -> float:
         nn.functional.binary_cross_entropy_with_logits(score, target).backward()
         heads.step()
 
-    model, data = made_model(size // 16)
+    model, data = synthetic_model(size // 16)
     generator = torch.Generator().manual_seed(0)
     optimiser = torch.optim.AdamW(model.parameters(), lr=2e-4, weight_decay=1e-5, fused=True)
 
@@ -132,7 +131,7 @@ def scoring(backbone: Backbone, size: int) -> float:
     folder = elpv.SOURCE.locate(Path("data/01_raw"))
     listed = elpv.SOURCE.list_samples(folder).head(1).assign(view="original", content_hash="")
     dataset = ViewImages(listed, ImageLoader("elpv", folder, int(1e8), Path("unused")).read, size)
-    model, _ = made_model(size // 16)
+    model, _ = synthetic_model(size // 16)
     bare = resnet18().eval().to(memory_format=torch.channels_last)
     ready = dataset[0][1][None].float().contiguous(memory_format=torch.channels_last)
 

@@ -5,6 +5,8 @@ values are real: ``item()``, ``unique()`` and boolean masks work, and results eq
 What it cannot show: kernels that a GPU lacks, its rounding, its memory, streams, and autocast on CUDA.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -15,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 CUDA = torch.device("cuda")
 EITHER = "either"  # made by torch itself while it works on CUDA tensors, as zeros in a backward pass are
-COPIES = {"copy_", "_to_copy", "_foreach_copy_"}  # between devices
+BETWEEN_DEVICES = {"copy_", "_to_copy", "_foreach_copy_", "_has_compatible_shallow_copy_type"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}  # CUDA tensors may be indexed by those of the CPU
 
 
@@ -36,11 +38,13 @@ class PretendedCuda(TorchFunctionMode):
 
     Attributes:
         operations: names of the operations done on CUDA tensors.
+        pinned: number of tensors whose memory was pinned.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._operations = _Operations()
+        self.pinned = 0
 
     @property
     def operations(self) -> set[str]:
@@ -66,6 +70,7 @@ class PretendedCuda(TorchFunctionMode):
         if name == "pin_memory":
             if place(args[0]) == "cuda":
                 raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
+            self.pinned += 1
             return args[0].clone()
         if func == Tensor.to:
             return _to(*args, **kwargs)
@@ -88,15 +93,21 @@ class _Operations(TorchDispatchMode):
         self.on_cuda: set[str] = set()
         self._inside_cuda_call = False
 
-    def of_a_call(self, on_cuda: bool) -> "_Call":
-        return _Call(self, on_cuda)
+    @contextmanager
+    def of_a_call(self, on_cuda: bool) -> Iterator[None]:
+        """One call from Python; what it makes without naming a device is either, if it works on CUDA tensors."""
+        outside, self._inside_cuda_call = self._inside_cuda_call, on_cuda
+        try:
+            yield
+        finally:
+            self._inside_cuda_call = outside
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
         tensors = _tensors((args, kwargs))
         places = {place(tensor) for tensor in tensors}
-        if "cuda" in places and name not in COPIES:
+        if "cuda" in places and name not in BETWEEN_DEVICES:
             self.on_cuda.add(name)
             _check_generator(True, (args, kwargs))
             _check_places(func, name, args, tensors)
@@ -107,19 +118,6 @@ class _Operations(TorchDispatchMode):
         fixed = {tensor.untyped_storage()._cdata for tensor in tensors if place(tensor) != EITHER}
         put([tensor for tensor in _tensors(result) if tensor.untyped_storage()._cdata not in fixed], where)
         return result
-
-
-class _Call:
-    """One call from Python; what it makes without naming a device is either, if it works on CUDA tensors."""
-
-    def __init__(self, operations: _Operations, on_cuda: bool) -> None:
-        self._operations, self._on_cuda = operations, on_cuda
-
-    def __enter__(self) -> None:
-        self._outside, self._operations._inside_cuda_call = self._operations._inside_cuda_call, self._on_cuda
-
-    def __exit__(self, *problem: Any) -> None:
-        self._operations._inside_cuda_call = self._outside
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -134,6 +134,14 @@ def test_a_version_is_used_whole_and_by_the_beginning_of_its_name(tmp_path: Path
         assert (used / name / "index.json").read_text() != text, "untrained models belong to the version, too"
 
 
+def test_a_damaged_version_is_refused(tmp_path: Path):
+    run(tmp_path)
+    (version,) = versions(tmp_path)
+    file = next((tmp_path / "versions/synthetic/hard/models" / version / "models").glob("trained-*"))
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert file.name in use(tmp_path, version, fails=True)
+
+
 def test_models_that_learned_what_is_tested_now_are_refused(tmp_path: Path):
     run(tmp_path)
     run(tmp_path, ["ingestion", "features", "hard.runs"], ingestion={"group_split": True})

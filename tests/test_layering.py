@@ -28,7 +28,7 @@ for module in {MODULES!r}:
         os._exit(0)
     if os.waitpid(child, 0)[1]:
         failed.append(module)
-sys.exit(", ".join(failed))
+sys.exit(", ".join(failed) or 0)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert len(MODULES) > 80

@@ -13,6 +13,7 @@ from kedro.framework.startup import bootstrap_project
 from mpfm_kedro.backbones.store import FeatureStore
 from mpfm_kedro.configuration import ProjectConfigLoader, input_path, output_path, project_root
 from mpfm_kedro.experiments.versions import check_version, find_version, list_versions
+from mpfm_kedro.locks import Use, locked
 from mpfm_kedro.pipelines.stage_code import write_stage_code
 from mpfm_kedro.sources.fetching import fetch as fetch_images
 
@@ -90,14 +91,18 @@ def use(dataset: str, setting: str, version: str, output_root: Path, env: str | 
     """Put the models of VERSION (or of the one that begins so) in the place of the present ones."""
     version = find_version(output_root / VERSIONS, dataset, setting, version)
     parameters = {"dataset": dataset, "output_root": str(output_root)}
-    parts = [f"{setting}.{name}" for name in ("trials", "initial_models", "models")]
+    parts = [f"{setting}.{name}" for name in ("record", "trials", "initial_models", "models")]
     bootstrap_project(project_root())
-    with KedroSession.create(project_root(), env=env, runtime_params=parameters) as session:
+    session = KedroSession.create(project_root(), env=env, runtime_params=parameters)
+    with session, locked(output_root, Use(dataset, [setting])):
         catalog = session.load_context()._get_catalog(load_versions={f"{part}_version": version for part in parts})
-        trials, initial, models = (catalog.load(f"{part}_version") for part in parts)
-        check_version(trials, initial | models, catalog.load(f"{setting}.runs"), catalog.load("features"))
-        for part, value in zip(parts, (trials, initial, models), strict=True):
-            catalog.save(part, value)
+        record, trials, initial, models = (catalog.load(f"{part}_version") for part in parts)
+        runs, features = catalog.load(f"{setting}.runs"), catalog.load("features")
+        check_version(record, trials, initial | models, runs, features)
+        cache = catalog.load("model_cache")
+        catalog.save(f"{setting}.trials", trials)
+        catalog.save(f"{setting}.initial_models", cache.restore(initial))
+        catalog.save(f"{setting}.models", cache.restore(models))
     stages = ",".join(f"{setting}.{stage}" for stage in ("scoring", "evaluation", "reporting"))
     typed = ",".join(f"{name}={value}" for name, value in parameters.items())
     environment = f" --env={env}" if env else ""

@@ -99,6 +99,7 @@ class TrainingParameters(Group):
     head_penalty: Annotated[float, Field(ge=0)]
     transport_steps: Count
     hidden: Count
+    precision: Literal["fp32", "bf16"]
     held_back_share: Annotated[float, Field(gt=0, lt=0.5)]
     top_share: Annotated[float, Field(gt=0, le=1)]
     scores: Annotated[list[Score], Field(min_length=1)]

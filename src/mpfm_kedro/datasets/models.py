@@ -63,9 +63,8 @@ class ModelsDataset(AbstractVersionedDataset[dict[str, ArtefactFile], dict[str, 
         """Which piece belongs to which trial, and what is short among its details, for kedro-viz."""
         rows = []
         for name, artefact in self.load().items():
-            run, method, piece = name.split("|")
-            short = {key: value for key, value in artefact.details.items() if isinstance(value, int | float | str)}
-            rows.append({"run": run, "method": method, "piece": piece} | short)
+            row: dict[str, Any] = dict(zip(("run", "method", "piece"), name.split("|"), strict=True))
+            rows.append(row | {k: v for k, v in artefact.details.items() if isinstance(v, int | float | str)})
         return show_table(pd.DataFrame(rows))
 
     def _describe(self) -> dict[str, Any]:

@@ -100,6 +100,14 @@ class Cache:
         """The artefact of this key, whether or not it exists yet."""
         return ArtefactFile(self.root / f"{kind}-{key}{SUFFIX}")
 
+    def restore(self, artefacts: dict[str, ArtefactFile]) -> dict[str, ArtefactFile]:
+        """Copies of artefacts in the cache, under their own names."""
+        restored = {name: ArtefactFile(self.root / artefact.path.name) for name, artefact in artefacts.items()}
+        for name, artefact in artefacts.items():
+            if not restored[name].exists():
+                artefact.copy_to(restored[name].path)
+        return restored
+
 
 @dataclass
 class CheckpointFile:

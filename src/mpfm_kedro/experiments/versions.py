@@ -50,16 +50,25 @@ def find_version(root: Path, dataset: str, setting: str, prefix: str) -> str:
 
 
 def check_version(
-    trials: pd.DataFrame, models: dict[str, ArtefactFile], runs: pd.DataFrame, features: Features
+    record: dict[str, Any],
+    trials: pd.DataFrame,
+    models: dict[str, ArtefactFile],
+    runs: pd.DataFrame,
+    features: Features,
 ) -> None:
-    """Refuse models that do not fit the present runs and features, or that learned what is tested now.
+    """Refuse models that are damaged, do not fit the present runs and features, or learned what is tested now.
 
     Args:
+        record: of the version.
         trials: of the version.
         models: all pieces of the version.
         runs: the present runs.
         features: the present features.
     """
+    for name, digest in record["models"].items():
+        if name not in models or models[name].digest() != digest:
+            path = models[name].path if name in models else name
+            raise InputError(f"The version is damaged: {path} is not the piece that its record names")
     if missing := sorted({run["run"] for run in records(runs)} - set(trials["run"])):
         raise InputError(f"The version has no model of the present runs {', '.join(missing)}")
     for trial in read_trials(trials, runs):

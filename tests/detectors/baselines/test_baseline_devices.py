@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from mpfm_kedro.detectors.base import Context
+from mpfm_kedro.detectors.baselines.ahl import AHL
 from mpfm_kedro.detectors.baselines.gradient_training import NetworkDetector
 from mpfm_kedro.detectors.baselines.patch_knn import PatchNeighbours
 from mpfm_kedro.detectors.registry import baselines
@@ -41,3 +42,12 @@ def test_a_network_left_on_the_cpu_raises(cls, make_data, make_rows, monkeypatch
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
     with pytest.raises(RuntimeError, match="same device"):
         on_the_gpu(cls, make_data(normals=20, pseudo=20), make_rows(20, 10, 0), 1 << 30)
+
+
+def test_the_importance_of_subsets_is_learned_beside_the_device(make_data, make_rows, monkeypatch):
+    """It learns from what is known of five epochs, one step each here."""
+    monkeypatch.setattr("mpfm_kedro.detectors.baselines.ahl.STEPS_PER_EPOCH", 1)
+    data, rows = make_data(normals=20, pseudo=20), make_rows(20, 10, 0)
+    with PretendedCuda():
+        scores = AHL(steps=7).fit(data, 0, Context(CUDA)).score_samples(rows).score
+    np.testing.assert_array_equal(scores, AHL(steps=7).fit(data, 0, Context()).score_samples(rows).score)

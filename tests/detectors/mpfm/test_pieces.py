@@ -35,6 +35,7 @@ TRAINING = TrainingParameters(
     head_penalty=0.1,
     transport_steps=1,
     hidden=8,
+    precision="fp32",
     held_back_share=0.2,
     top_share=0.1,
     scores=["g", "a", "r", "n"],

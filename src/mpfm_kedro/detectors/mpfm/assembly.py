@@ -14,14 +14,16 @@ from mpfm_kedro.detectors.mpfm.mixture import PrototypeMixture
 from mpfm_kedro.detectors.mpfm.model import MPFM
 
 
-def initial_model(closed_form: ClosedForm, prototypes: Artefact, hidden: int, seed: int) -> MPFM:
+def initial_model(
+    closed_form: ClosedForm, prototypes: Artefact, hidden: int, seed: int, precision: str = "fp32"
+) -> MPFM:
     """The model before training; the network's first weights come from the seed."""
     state = prototypes.tensors
     mixture = PrototypeMixture(state["mean"], state["logit"].exp(), state["scale"], state["log_volume"])
     mixture.load_state_dict(state)
     details = prototypes.details
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed every GPU too
         return MPFM(
             closed_form.standardiser.pooled_center,
             closed_form.standardiser.pooled_spread,
@@ -33,14 +35,15 @@ def initial_model(closed_form: ClosedForm, prototypes: Artefact, hidden: int, se
             hidden,
             details["transport_steps"],
             printed_start=closed_form.printed,
+            precision=precision,
         )
 
 
 def assemble(pieces: Mapping[str, Artefact], device: torch.device) -> MPFM:
     """The model as trained, or before training if there is no such piece."""
     trained = pieces.get("trained")
-    hidden = trained.details["hidden"] if trained else 1
-    model = initial_model(unpack(pieces["closed_form"]), pieces["prototypes"], hidden, seed=0)
+    hidden, precision = (trained.details["hidden"], trained.details["precision"]) if trained else (1, "fp32")
+    model = initial_model(unpack(pieces["closed_form"]), pieces["prototypes"], hidden, 0, precision)
     if trained:
         load_trained(model, trained.tensors)
     return model.to(device)

@@ -26,6 +26,7 @@ class MPFM(nn.Module):
         hidden: width of the velocity network.
         transport_steps: Euler steps of ψ.
         printed_start: no closed-form start; the network makes all K components of the velocity.
+        precision: of the velocity network, fp32 or bf16; all else is fp32.
     """
 
     pooled_center: Tensor
@@ -43,6 +44,7 @@ class MPFM(nn.Module):
         hidden: int,
         transport_steps: int,
         printed_start: bool = False,
+        precision: str = "fp32",
     ) -> None:
         super().__init__()
         self.register_buffer("pooled_center", pooled_center.float())
@@ -50,7 +52,8 @@ class MPFM(nn.Module):
         d = len(pooled_center)
         self.modes = modes
         self.prototypes = prototypes
-        self.velocity = VelocityMixture(d, len(prototypes.mean), hidden, None if printed_start else modes)
+        start = None if printed_start else modes
+        self.velocity = VelocityMixture(d, len(prototypes.mean), hidden, start, precision)
         self.transport_steps = transport_steps
         self.global_score = GlobalScore(global_center, global_spread)
         self.local_score = local_score

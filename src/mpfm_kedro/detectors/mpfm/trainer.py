@@ -103,7 +103,7 @@ def train(
         generator.set_state(state.generator)
     history = list(state.history)
     for epoch in range(state.epoch, schedule.epochs):
-        sums: dict[str, float] = {}
+        steps = []
         for _ in range(schedule.iterations_per_epoch):
             batch = draw_batch(model, data, schedule, generator, device)
             terms, info = losses(model, batch, options, generator)
@@ -112,9 +112,9 @@ def train(
             total.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), schedule.clip_norm)
             optimiser.step()
-            for name, value in _row(terms, total, info.mutual, len(model.prototypes.logit)).items():
-                sums[name] = sums.get(name, 0.0) + value / schedule.iterations_per_epoch
-        history.append({"epoch": epoch + 1} | sums | monitor(model, data.normals, options, device))
+            steps.append(torch.stack([*terms, total, info.mutual]).detach())
+        means = _means(torch.stack(steps), len(model.prototypes.logit))
+        history.append({"epoch": epoch + 1} | means | monitor(model, data.normals, options, device))
         if checkpoint is not None:
             checkpoint(
                 State(
@@ -144,11 +144,11 @@ def draw_batch(
     evidence = _gather([(group.evidence, index) for group, index in pieces], device)
     maps = None
     if evidence is None:
-        maps = torch.cat([group.rows.map_batch(index) for group, index in pieces]).to(device)
+        maps = _copied(torch.cat([group.rows.map_batch(index) for group, index in pieces]), device)
     start = _gather([(group.start, index) for group, index in pieces], device)
     path = _gather([(group.path, index) for group, index in pieces], device)
     return Batch(
-        z=model.z(torch.from_numpy(pooled).to(device)),
+        z=model.z(_copied(torch.from_numpy(pooled), device)),
         start=None if start is None else Start(*start),
         path=None if path is None else Path(*path),
         maps=maps,
@@ -164,7 +164,16 @@ def _gather(
     known = [[tensor[index] for tensor in tensors] for tensors, index in pieces if tensors is not None]
     if len(known) < len(pieces):
         return None
-    return tuple(torch.cat(parts).to(device) for parts in zip(*known, strict=True))
+    return tuple(_copied(torch.cat(parts), device) for parts in zip(*known, strict=True))
+
+
+def _copied(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on the device; to CUDA from pinned memory, while the GPU still works on the step before.
+
+    A batch is a few megabytes, so copying it costs less than keeping all paths (n, J, r) in the GPU's memory. That
+    the copies overlap was not measured: no test of this project has run on a real GPU.
+    """
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def monitor(model: MPFM, normals: TransportedRows, options: Options, device: torch.device) -> dict[str, float]:
@@ -183,7 +192,14 @@ def monitor(model: MPFM, normals: TransportedRows, options: Options, device: tor
     }
 
 
-def _row(terms: Losses, total: Tensor, mutual: Tensor, n_prototypes: int) -> dict[str, float]:
-    row = {name: float(value.detach()) for name, value in terms._asdict().items()}
-    share = float(mutual) / float(np.log(n_prototypes)) if n_prototypes > 1 else 0.0
-    return row | {"total": float(total.detach()), "information_share": share}
+def _means(steps: Tensor, n_prototypes: int) -> dict[str, float]:
+    """Means of each term, their total and the share of the information over an epoch, (steps, terms + 2).
+
+    They are read once per epoch: reading a value makes the CPU wait for the GPU.
+    """
+    sums = dict.fromkeys([*Losses._fields, "total", "information_share"], 0.0)
+    for *terms, mutual in steps.tolist():
+        share = mutual / float(np.log(n_prototypes)) if n_prototypes > 1 else 0.0
+        for name, value in zip(sums, [*terms, share], strict=True):
+            sums[name] += value / len(steps)
+    return sums

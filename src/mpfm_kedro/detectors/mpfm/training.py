@@ -25,7 +25,8 @@ def fit(
 ) -> Artefact:
     """Train from the last checkpoint, and return what training changed."""
     closed_form = unpack(earlier["closed_form"])
-    model = initial_model(closed_form, earlier["prototypes"], parameters["hidden"], seed).to(context.device)
+    network = {name: parameters[name] for name in ("hidden", "precision")}
+    model = initial_model(closed_form, earlier["prototypes"], seed=seed, **network).to(context.device)
     division = divide(data, parameters["held_back_share"], seed)
     stored = context.checkpoint.load() if context.checkpoint else None
 
@@ -43,7 +44,7 @@ def fit(
         save,
     )
     tensors = {name: value.detach().cpu() for name, value in model.named_parameters()}
-    return Artefact(tensors, {"hidden": parameters["hidden"], "history": history})
+    return Artefact(tensors, {**network, "history": history})
 
 
 def objective_options(parameters: Mapping[str, Any], n_anomalies: int) -> Options:
