@@ -73,7 +73,7 @@ class PrototypeParameters(Group):
 
 
 class RepairParameters(Group):
-    """The five named repairs of the printed method; docs in the README, section Method."""
+    """The five named repairs of the printed method; see docs/method.md."""
 
     mutual_information: Repair
     normality_target: Repair

@@ -34,7 +34,7 @@ class Velocity(NamedTuple):
 class VelocityMixture(nn.Module):
     """A closed-form start plus a learned residual that is zero at the start.
 
-    With modes there is one component a mode: mean v_j + residual_j, weight p(j | z_t) times a learned factor.
+    With modes there is one component per mode: mean v_j + residual_j, weight p(j | z_t) times a learned factor.
     Without (the printed form) all of the C components come from the network.
 
     Args:
