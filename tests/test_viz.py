@@ -48,7 +48,8 @@ SHOWN_AS = {
     "hard.metrics": "JSONPreview",
     "hard.record": "JSONPreview",
 }
-NOT_SHOWN = {"backbone_weights", "model_cache", "hard.report_version"}  # nothing to see; the last as hard.report
+NOT_SHOWN = {"backbone_weights", "model_cache", "hard.specifications"}  # nothing to see
+NOT_SHOWN |= {"hard.report_version", "hard.runs_version"}  # as hard.report and hard.runs
 
 
 def kedro(project: Path, *arguments: str) -> str:
@@ -147,9 +148,9 @@ def test_status_and_duration_of_every_node_are_known_after_a_run(site: Path):
 
 
 def test_nodes_come_with_parameters_and_docstrings(site: Path):
-    shown = json.loads((site / "api/nodes" / node_id(site, "train_models")).read_text())
+    shown = json.loads((site / "api/nodes" / node_id(site, "list_specifications")).read_text())
     assert shown["parameters"]["training"]["epochs"] == 2
-    assert '"""The trained model of every run' in shown["code"]
+    assert '"""A setting\'s two rows' in shown["code"]
     for node in pipeline(site)["nodes"]:
         if node["type"] == "task":
             assert '"""' in json.loads((site / "api/nodes" / node["id"]).read_text())["code"], node["name"]
@@ -209,7 +210,7 @@ def test_stages_fold_out_into_nodes(browser: Browser):
     stages = {f"hard.{name}" for name in ("runs", "prototypes", "training", "scoring", "evaluation", "reporting")}
     assert stages <= browser.names()
     browser.open(pid="hard_setting", expandAllPipelines="true")
-    assert {"list_samples", "extract_features", "train_models", "score_samples", "summarise"} <= browser.names()
+    assert {"list_samples", "extract_features", "train_detectors", "score_samples", "summarise"} <= browser.names()
     assert browser.page.locator(".pipeline-node").count() > len(folded) + 20
     assert not browser.errors
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
+import yaml
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
+from kedro.framework.project import LOGGING
 from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
 
@@ -29,6 +33,18 @@ class ClearErrors:
             cause = cause.__cause__
         if cause is not None and cause is not error:
             raise cause
+
+
+class ProjectLogging:
+    """Log as the project's ``conf/logging.yml`` says from any folder; Kedro looks for it in the current one alone."""
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        """Configure logging unless Kedro has found a configuration."""
+        file = context.project_path / "conf/logging.yml"
+        found = "KEDRO_LOGGING_CONFIG" in os.environ or Path("conf/logging.yml").is_file()
+        if file.is_file() and not found:
+            LOGGING.configure(yaml.safe_load(file.read_text(encoding="utf-8")))
 
 
 class CheckParameters:
