@@ -94,6 +94,13 @@ def test_cache_entry_follows_the_key_and_the_kind(tmp_path):
     assert not cache.entry("trained", key).exists()
 
 
+def test_restored_pieces_replace_cached_ones_with_other_numbers(tmp_path):
+    version, cached = saved(tmp_path / "version" / "trained-1", 1.0), saved(tmp_path / "cache" / "trained-1", 2.0)
+    (restored,) = Cache(tmp_path / "cache").restore({"run|MPFM|trained": version}).values()
+    assert restored == cached
+    assert restored.digest() == version.digest()
+
+
 def test_a_checkpoint_counts_the_seconds_of_all_attempts(tmp_path):
     file = ArtefactFile(tmp_path / "checkpoint.safetensors")
     first = CheckpointFile(file, spent=100.0)

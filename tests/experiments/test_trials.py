@@ -11,7 +11,8 @@ from test_run_data import fake_features, table
 
 from mpfm_kedro import provenance
 from mpfm_kedro.backbones.store import Features
-from mpfm_kedro.detectors.pieces import Specification
+from mpfm_kedro.detectors.base import Artefact
+from mpfm_kedro.detectors.pieces import Piece, Specification
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.cache import Cache
 from mpfm_kedro.experiments.protocol import make_study_runs
@@ -21,7 +22,7 @@ from mpfm_kedro.experiments.specifications import (
     sensitivity_specifications,
     setting_specifications,
 )
-from mpfm_kedro.experiments.trials import Trial, learned_contents, plan_pieces, plan_trials, read_trials
+from mpfm_kedro.experiments.trials import Trial, fit_piece, learned_contents, plan_pieces, plan_trials, read_trials
 from mpfm_kedro.parameters import Parameters, check_parameters
 
 SAMPLES = table(20, 8, {"dent": 12, "hole": 11})
@@ -158,6 +159,19 @@ def test_code_is_part_of_the_keys_of_the_pieces_it_decides(features, parameters,
     after = plan(trials, features)
     changed = {name.split("|")[2] for name in before if before[name] != after[name]}
     assert changed == {"trained", "calibrated"}
+
+
+def count_known(data, earlier, parameters, seed, context) -> Artefact:
+    return Artefact({}, {"known": data.n_known})
+
+
+@pytest.mark.parametrize(("supervised", "known"), [(True, 10), (False, 0)])
+def test_a_piece_that_runs_with_other_anomalies_share_sees_none_of_them(features, tmp_path, supervised, known):
+    piece = Piece(name="only", fit="mpfm_kedro.errors:", parameters={}, supervised=supervised, random=True)
+    trials = trials_of(Specification(name="one", kind="ours", pieces=(piece,), load=""))[:1]
+    (task,) = plan_pieces(trials, features, Cache(tmp_path), {} if supervised else None, "cpu").values()
+    fit_piece(replace(task, piece=piece.model_copy(update={"fit": f"{__name__}:count_known"})))
+    assert task.entry.details["known"] == known
 
 
 def test_learned_contents_are_equal_for_copies_of_one_image(features):

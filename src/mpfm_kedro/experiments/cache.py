@@ -101,10 +101,10 @@ class Cache:
         return ArtefactFile(self.root / f"{kind}-{key}{SUFFIX}")
 
     def restore(self, artefacts: dict[str, ArtefactFile]) -> dict[str, ArtefactFile]:
-        """Copies of artefacts in the cache, under their own names."""
+        """Copies of artefacts in the cache, under their own names; entries with other numbers are replaced."""
         restored = {name: ArtefactFile(self.root / artefact.path.name) for name, artefact in artefacts.items()}
         for name, artefact in artefacts.items():
-            if not restored[name].exists():
+            if not restored[name].exists() or restored[name].digest() != artefact.digest():
                 artefact.copy_to(restored[name].path)
         return restored
 

@@ -24,7 +24,10 @@ def fit(task: PieceTask) -> None:
     checkpoint = CheckpointFile(task.checkpoint)
     context = Context(torch_device(task.device), task.memory, checkpoint)
     earlier = {name: file.load() for name, file in task.earlier.items()}
-    data = training_data(task.run, task.features)
+    run = task.run
+    if not task.piece.supervised:  # runs with other known anomalies share the piece
+        run = run | {"known_anomalies": []}
+    data = training_data(run, task.features)
     with torch.random.fork_rng(devices=[]):
         found = resolve_name(task.piece.fit)(data, earlier, task.piece.parameters, task.run["seed"], context)
     task.entry.save(Artefact(found.tensors, {**found.details, **task.details, "seconds": checkpoint.seconds}))
