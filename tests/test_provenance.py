@@ -113,3 +113,9 @@ def test_stage_code_names_the_stages_that_a_change_decides(package, tmp_path, mo
     assert {stage for stage in STAGES if before[stage] != after[stage]} >= stages
     untouched = {"raw", "weights", "ingestion"} | ({"features", "prototypes"} if file != "images/views.py" else set())
     assert not {stage for stage in STAGES if before[stage] != after[stage]} & untouched
+
+
+def test_imports_for_type_checkers_decide_nothing():
+    closure = provenance.code_closure("mpfm_kedro.experiments.fitting")
+    assert "mpfm_kedro.experiments.run_data" in closure and "mpfm_kedro.backbones.features" in closure
+    assert "mpfm_kedro.experiments.trials" not in closure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,7 @@ from mpfm_kedro.experiments.versions import check_version, find_version, list_ve
 from mpfm_kedro.locks import Use, locked
 from mpfm_kedro.pipelines.stage_code import write_stage_code
 from mpfm_kedro.sources.fetching import fetch as fetch_images
-
-VERSIONS = "versions"  # below output_root, as in the catalog
+from mpfm_kedro.sources.repeats import joined_groups
 
 
 def _root(name: str, default: str, absolute: Callable[[Path, Path], Path]) -> Callable[..., Any]:
@@ -64,7 +64,21 @@ def free(name: str, output_root: Path) -> None:
 
 
 def _stores(output_root: Path) -> FeatureStore:
-    return FeatureStore(output_root / "04_feature/store")
+    return FeatureStore(_configured("feature_store", output_root))
+
+
+def _configured(name: str, output_root: Path | None = None) -> Path:
+    """The path of a dataset as the catalog states it."""
+    project = project_root()
+    parameters = {"output_root": str(output_root)} if output_root else None
+    conf = str(project / "conf")
+    loader = ProjectConfigLoader(conf, base_env="base", default_run_env="base", runtime_params=parameters)
+    return project / loader["catalog"][name]["filepath"]
+
+
+def _versions(output_root: Path) -> Path:
+    """The folder of all versions: above dataset, study and name."""
+    return _configured("{study}.summary_version", output_root).parents[2]
 
 
 @cli.group()
@@ -76,7 +90,7 @@ def versions() -> None:
 @ROOT
 def list_all(output_root: Path) -> None:
     """Show every version with its AUC and what it was made from."""
-    overview = list_versions(output_root / VERSIONS)
+    overview = list_versions(_versions(output_root))
     shown = overview.to_string(index=False, float_format="{:.4f}".format)
     click.echo("no version" if overview.empty else shown)
 
@@ -89,22 +103,25 @@ def list_all(output_root: Path) -> None:
 @click.option("--env", default=None, help="As of kedro run.")
 def use(dataset: str, setting: str, version: str, output_root: Path, env: str | None) -> None:
     """Put the models of VERSION (or of the one that begins so) in the place of the present ones."""
-    version = find_version(output_root / VERSIONS, dataset, setting, version)
+    version = find_version(_versions(output_root), dataset, setting, version)
     parameters = {"dataset": dataset, "output_root": str(output_root)}
-    parts = [f"{setting}.{name}" for name in ("record", "trials", "initial_models", "models")]
+    parts = [f"{setting}.{name}" for name in ("record", "runs", "trials", "initial_models", "models")]
     bootstrap_project(project_root())
     session = KedroSession.create(project_root(), env=env, runtime_params=parameters)
     with session, locked(output_root, Use(dataset, [setting])):
-        catalog = session.load_context()._get_catalog(load_versions={f"{part}_version": version for part in parts})
-        record, trials, initial, models = (catalog.load(f"{part}_version") for part in parts)
-        runs, features = catalog.load(f"{setting}.runs"), catalog.load("features")
-        check_version(record, trials, initial | models, runs, features)
+        context = session.load_context()
+        catalog = context._get_catalog(load_versions={f"{part}_version": version for part in parts})
+        record, learned_runs, trials, initial, models = (catalog.load(f"{part}_version") for part in parts)
+        runs, features, samples = (catalog.load(name) for name in (f"{setting}.runs", "features", "samples"))
+        grouped = context.params["ingestion"]["group_split"]
+        items = dict(zip(samples["sample_id"], joined_groups(samples), strict=True)) if grouped else None
+        check_version(record, trials, initial | models, runs, features, learned_runs, items)
         cache = catalog.load("model_cache")
         catalog.save(f"{setting}.trials", trials)
         catalog.save(f"{setting}.initial_models", cache.restore(initial))
         catalog.save(f"{setting}.models", cache.restore(models))
     stages = ",".join(f"{setting}.{stage}" for stage in ("scoring", "evaluation", "reporting"))
-    typed = ",".join(f"{name}={value}" for name, value in parameters.items())
+    typed = shlex.quote(",".join(f"{name}={value}" for name, value in parameters.items()))
     environment = f" --env={env}" if env else ""
     click.echo(f"{dataset}, {setting} setting: the models are those of {version} now. To score with them:")
     click.echo(f"kedro run{environment} --pipelines={setting}_setting --namespaces={stages} --params={typed}")
@@ -129,9 +146,7 @@ def weights(backbone: str) -> None:
     """Obtain and verify the weights of BACKBONE, in the folder that the catalog names."""
     from mpfm_kedro.backbones.weights import obtain_weights  # with torch, which is slow to import
 
-    project = project_root()
-    configuration = ProjectConfigLoader(str(project / "conf"), base_env="base", default_run_env="base")
-    folder = project / configuration["catalog"]["backbone_weights"]["filepath"]
+    folder = _configured("backbone_weights")
     obtain_weights(backbone, folder)
     click.echo(folder / f"{backbone}.safetensors")
 

@@ -10,6 +10,7 @@ import ast
 import hashlib
 import json
 import subprocess
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +21,10 @@ from mpfm_kedro import __version__
 PACKAGE = Path(__file__).parent
 NAME = PACKAGE.name
 # They check, store, distribute or report what others compute.
-WITHOUT_NUMBERS = ("errors", "files", "locks", "parallel", "parameters", "progress", "provenance", "backbones.store")
+WITHOUT_NUMBERS = (
+    *("errors", "files", "locks", "parallel", "parameters", "progress", "provenance"),
+    *("backbones.store", "experiments.cache"),
+)
 LOGGERS = {"logger", "logging", "warnings"}
 LIBRARIES = ("numpy", "pillow", "scikit-learn", "scipy", "torch", "torchvision")
 
@@ -60,12 +64,20 @@ def code_closure(*modules: str) -> list[str]:
 def _imports(tree: ast.Module) -> list[str]:
     """The modules of this package that a module imports, wherever in it the statement is."""
     names = []
-    for node in ast.walk(tree):
+    for node in _executed(tree):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
     return [name for name in names if name.startswith(f"{NAME}.") and _file(name).is_file()]
+
+
+def _executed(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those for type checkers alone."""
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            yield node
+            yield from _executed(node)
 
 
 def _file(module: str) -> Path:

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from mpfm_kedro import provenance
 from mpfm_kedro.backbones import store
-from mpfm_kedro.backbones.store import Features, FeatureSpec, FeatureStore, StoreFolder
+from mpfm_kedro.backbones.features import Features
+from mpfm_kedro.backbones.store import FeatureSpec, FeatureStore, StoreFolder
 from mpfm_kedro.errors import InputError
 
 SHAPES = ("resnet18", "digest", 64, ("layer3", "layer4"), ("layer4",), ("mean",), 3, (2, 1, 2))

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mpfm_kedro.backbones.store import Features, FeatureSpec, FeatureStore
+from mpfm_kedro.backbones.features import Features
+from mpfm_kedro.backbones.store import FeatureSpec, FeatureStore
 from mpfm_kedro.datasets.features import FeaturesDataset, FeatureStoreDataset
 from mpfm_kedro.errors import InputError
 

@@ -161,3 +161,10 @@ def test_a_missing_piece_is_named(tmp_path):
     (tmp_path / "models/trained-1.safetensors").unlink()
     with pytest.raises(InputError, match=r"trained-1\.safetensors is missing"):
         load_folder(tmp_path / "models")
+
+
+def test_a_checkpoint_that_cannot_be_read_is_ignored_with_a_warning(tmp_path, caplog):
+    file = ArtefactFile(tmp_path / "checkpoint.safetensors")
+    file.path.write_bytes(b"cut")
+    assert CheckpointFile(file).load() is None
+    assert "checkpoint" in caplog.text

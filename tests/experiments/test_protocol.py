@@ -123,7 +123,7 @@ def test_categories_have_their_own_runs(caplog):
         ("tile/", "cut"),
         ("tile/", "dent"),
     ]
-    assert "brush/ has one anomaly class" in caplog.text
+    assert "Skipped: brush/ has 1 anomaly class" in caplog.text
     for run in runs.to_dict("records"):
         for column in ("train_normals", "known_anomalies", "test_normals", "test_anomalies"):
             assert all(name.startswith(run["category"]) for name in run[column])
@@ -289,3 +289,17 @@ def test_nothing_to_test_with_group_split_is_an_error(kind):
     for make in (make_general_runs, lambda *args, **more: make_hard_runs(args[0], "all", *args[1:], **more)):
         with pytest.raises(InputError, match=rf"group_split no sample remains for {kind}"):
             make(with_items(samples, groups), 5, 1, group_split=True)
+
+
+def test_classes_whose_runs_would_have_one_name_are_refused():
+    with pytest.raises(InputError, match="'a b', 'a_b'"):
+        make_hard_runs(table({"a b": 10, "a_b": 10}), "all", 3, 1)
+    assert "|" not in "".join(make_hard_runs(table({"a|b": 10, "c": 10}), "all", 3, 1)["run"])
+
+
+def test_a_category_without_a_large_class_is_skipped_beside_others(caplog):
+    samples = pd.concat([table({"dent": 12, "hole": 11}, category="a"), table({"dent": 3, "hole": 3}, category="b")])
+    with caplog.at_level(logging.WARNING):
+        runs = make_hard_runs(samples, "all", 3, 1)
+    assert set(runs["category"]) == {"a"}
+    assert "Skipped: b" in caplog.text

@@ -13,7 +13,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpfm_kedro.backbones.store import KEY, Features, FeatureSpec, FeatureStore
+from mpfm_kedro.backbones.features import Features
+from mpfm_kedro.backbones.store import KEY, FeatureSpec, FeatureStore
 from mpfm_kedro.detectors.base import TrainingData
 from mpfm_kedro.experiments.protocol import make_general_runs, make_hard_runs, records
 from mpfm_kedro.experiments.run_data import training_data

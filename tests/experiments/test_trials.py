@@ -10,7 +10,7 @@ from kedro.config import OmegaConfigLoader
 from test_run_data import fake_features, table
 
 from mpfm_kedro import provenance
-from mpfm_kedro.backbones.store import Features
+from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.detectors.base import Artefact
 from mpfm_kedro.detectors.pieces import Piece, Specification
 from mpfm_kedro.errors import InputError
@@ -203,3 +203,8 @@ def test_budgets_name_the_steps_of_training(parameters):
     budget = {one.name: one.budget for one in compared_specifications(*mpfm(changed), parameters.comparison)}
     assert budget["MPFM"] == budget["DRA"] == "2,100 steps of 48"
     assert "2,100" not in budget["Mahalanobis"]
+
+
+def test_repeated_values_of_the_sensitivity_are_tried_once(parameters):
+    repeated = parameters.sensitivity.model_copy(update={"n_prototypes": [8, 8], "mim_weight": [0.1, 0.1]})
+    assert [one.name for one in sensitivity_specifications(*mpfm(parameters), repeated)] == ["K=8", "λ=0.1"]

@@ -21,7 +21,8 @@ from torchvision.models import get_model
 
 from mpfm_kedro.backbones import extraction
 from mpfm_kedro.backbones.extraction import Backbone, ExtractedBatch
-from mpfm_kedro.backbones.store import Features, FeatureStore, StoreFolder, StoreWriter, row_keys
+from mpfm_kedro.backbones.features import Features
+from mpfm_kedro.backbones.store import FeatureStore, StoreFolder, StoreWriter, row_keys
 from mpfm_kedro.backbones.weights import digest
 from mpfm_kedro.datasets.weights import BackboneWeights
 from mpfm_kedro.images.loading import ImageLoader

@@ -11,7 +11,8 @@ import pandas as pd
 from kedro.io import AbstractDataset
 from kedro_datasets._typing import TablePreview
 
-from mpfm_kedro.backbones.store import Features, FeatureSpec, FeatureStore
+from mpfm_kedro.backbones.features import Features
+from mpfm_kedro.backbones.store import FeatureSpec, FeatureStore
 from mpfm_kedro.datasets.previews import show_table
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.files import replacing

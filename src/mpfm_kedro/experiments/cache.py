@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import time
@@ -21,6 +22,7 @@ from mpfm_kedro.provenance import key_digest
 if TYPE_CHECKING:
     from mpfm_kedro.detectors.base import Artefact
 
+logger = logging.getLogger(__name__)
 SUFFIX = ".safetensors"
 INDEX = "index.json"
 
@@ -118,10 +120,14 @@ class CheckpointFile:
     spent: float = 0.0
 
     def load(self) -> Artefact | None:
-        """The last state, if there is one."""
-        if not self.file.exists():
+        """The last state, if there is one that can be read; another study may just have finished the same piece."""
+        try:
+            state = self.file.load() if self.file.exists() else None
+        except (InputError, OSError, SafetensorError) as error:
+            logger.warning("Starting again without the checkpoint: %s", error)
+            state = None
+        if state is None:
             return None
-        state = self.file.load()
         self.spent = state.details["seconds"]
         return state
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from mpfm_kedro.backbones.store import Features
+from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.experiments.cache import ArtefactFile
 from mpfm_kedro.experiments.columns import TRAINED
 from mpfm_kedro.experiments.protocol import records

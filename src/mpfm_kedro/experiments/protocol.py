@@ -9,6 +9,7 @@ set is still the same for every M up to ten.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -55,7 +56,7 @@ def make_general_runs(
             for seed in range(first_seed, first_seed + n_seeds):
                 shuffled = np.random.default_rng(seed).permutation(anomalies)
                 rows.append(_run(part, "general", "", known, seed, shuffled[:pool], shuffled[pool:], items))
-    return pd.DataFrame(rows)
+    return _run_table(rows)
 
 
 def make_hard_runs(
@@ -79,10 +80,14 @@ def make_hard_runs(
     several = samples["category"].nunique() > 1
     for category, part in _readable(samples).groupby("category"):
         name = str(category) or str(part["dataset"].iloc[0])
-        if several and part["defect_class"][part["split"] == "anomaly"].nunique() < 2:
-            logger.warning("%s has one anomaly class and no hard setting: skipped", name)
+        try:
+            known_classes = _known_classes(part, known_class, name)
+        except NoHardSettingError as error:
+            if not several:
+                raise
+            logger.warning("Skipped: %s", error)
             continue
-        for known in _known_classes(part, known_class, name):
+        for known in known_classes:
             own = _ids(part[part["defect_class"] == known], "anomaly")
             others = _ids(part[part["defect_class"] != known], "anomaly")
             for wanted in _as_list(n_anomalies):
@@ -100,7 +105,7 @@ def make_hard_runs(
             f"Parameter 'known_class' = '{known_class}': no category has that class; "
             f"there are: {', '.join(sorted(set(samples['defect_class']) - {''}))}"
         )
-    return pd.DataFrame(rows)
+    return _run_table(rows)
 
 
 def make_study_runs(
@@ -120,6 +125,16 @@ def make_study_runs(
         logger.warning("General setting only: %s", error)
     runs = pd.concat(tables, ignore_index=True)
     return runs.assign(run=runs["setting"] + "-" + runs["run"])
+
+
+def _run_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """One row per run; their names must differ."""
+    runs = pd.DataFrame(rows)
+    for name, own in runs.groupby("run"):
+        if len(own) > 1:
+            classes = ", ".join(f"'{known}'" for known in own["known_class"])
+            raise InputError(f"The classes {classes} give runs of one name, {name}: rename a class")
+    return runs
 
 
 def records(runs: pd.DataFrame) -> list[dict[str, Any]]:
@@ -195,7 +210,7 @@ def _run(
     if items is not None:
         tests = _of_other_items(tests, [*train_normals, *pool], items, f"{dataset}, {setting} run {name}")
     return {
-        "run": name.replace("/", "_").replace(" ", "_"),
+        "run": re.sub(r"[/| ]", "_", name),
         "dataset": dataset,
         "category": category,
         "setting": setting,

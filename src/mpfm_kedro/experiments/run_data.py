@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.backbones.rows import FeatureRows
-from mpfm_kedro.backbones.store import Features
 from mpfm_kedro.detectors.base import TrainingData
 from mpfm_kedro.images.views import CUTMIX, ORIGINAL
 

@@ -97,5 +97,7 @@ def sensitivity_specifications(
 ) -> list[Specification]:
     """MPFM with other numbers of prototypes K and other weights λ of MIMR."""
     ours = Ours(prototypes, repairs, training)
-    by_k = [ours(f"K={k}", prototypes={"n_prototypes": k}) for k in sensitivity.n_prototypes]
-    return by_k + [ours(f"λ={weight:g}", training={"mim_weight": weight}) for weight in sensitivity.mim_weight]
+    by_k = [ours(f"K={k}", prototypes={"n_prototypes": k}) for k in dict.fromkeys(sensitivity.n_prototypes)]
+    return by_k + [
+        ours(f"λ={weight:g}", training={"mim_weight": weight}) for weight in dict.fromkeys(sensitivity.mim_weight)
+    ]

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mpfm_kedro.backbones.store import KEY, Features
+from mpfm_kedro.backbones.features import Features
+from mpfm_kedro.backbones.store import KEY
 from mpfm_kedro.detectors.pieces import Piece, Specification
 from mpfm_kedro.experiments.cache import ArtefactFile, Cache, cache_key
 from mpfm_kedro.experiments.columns import COSTS, PART_COLUMNS, RUN, SCORES
@@ -28,7 +29,7 @@ from mpfm_kedro.parameters import ComputeParameters
 from mpfm_kedro.provenance import code_digest, code_revision, library_versions
 
 logger = logging.getLogger(__name__)
-DATA_CODE = "mpfm_kedro.experiments.run_data"  # which rows of features a run learns from
+DATA_CODE = "mpfm_kedro.experiments.fitting"  # which rows of features a piece learns from, with which seed
 TRIAL_COLUMNS = [*RUN, "method", "kind", "budget", "note", "specification"]
 CONTENT_DIGITS = 16
 PROCESS_BYTES, POOLED_COPIES, SQUARE_COPIES = 800_000_000, 20, 3  # of a task's memory, as measured on ELPV
@@ -140,8 +141,9 @@ def _fit_missing(tasks: list[PieceTask], label: str, compute: ComputeParameters)
     at_once = concurrent_tasks(compute, device, len(remaining), need)
     positions = int(np.prod(remaining[0].features.store.spec.map_shape[1:]))
     seconds = sum(task.piece.seconds for task in remaining) * positions / REFERENCE_POSITIONS / at_once
-    logger.info("%s: %d of %d remain, about %.1f minutes", label, len(remaining), len(tasks), seconds / 60)
-    share = memory_limit(compute) // at_once
+    if compute.dask_scheduler is None:
+        logger.info("%s: %d of %d remain, about %.1f minutes", label, len(remaining), len(tasks), seconds / 60)
+    share = memory_limit(compute) // at_once if compute.dask_scheduler is None else need
     map_tasks(fit_piece, [replace(task, memory=share) for task in remaining], label, compute, device, len(tasks), need)
 
 
@@ -167,7 +169,8 @@ def score_trials(
     groups: dict[tuple[str, ...], list[Trial]] = {}
     for trial in trials:
         groups.setdefault(tuple(str(file.path) for file in _pieces(trial, models).values()), []).append(trial)
-    tasks = [_score_task(own, features, models, cache, device) for own in groups.values()]
+    digest = remember(ArtefactFile.digest)
+    tasks = [_score_task(own, features, models, cache, device, digest) for own in groups.values()]
     remaining = [task for task in tasks if not task.entry.exists()]
     if remaining:
         most = max(len(task.samples) for task in remaining)
@@ -268,12 +271,17 @@ def _pieces(trial: Trial, models: dict[str, ArtefactFile]) -> dict[str, Artefact
 
 
 def _score_task(
-    trials: list[Trial], features: Features, models: dict[str, ArtefactFile], cache: Cache, device: str
+    trials: list[Trial],
+    features: Features,
+    models: dict[str, ArtefactFile],
+    cache: Cache,
+    device: str,
+    digest: Callable[[ArtefactFile], str],
 ) -> ScoreTask:
     specification, pieces = trials[0].specification, _pieces(trials[0], models)
     samples = list(dict.fromkeys(sample for trial in trials for sample in tested(trial.run)))
     key = cache_key(
-        pieces=[file.path.stem for file in pieces.values()],
+        pieces=[digest(file) for file in pieces.values()],
         code=[code_digest(specification.load.partition(":")[0]), code_digest(DATA_CODE)],
         libraries=library_versions(),
         features=features.store.spec.digest,

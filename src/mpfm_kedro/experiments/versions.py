@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from mpfm_kedro.backbones.store import Features
+from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.cache import ArtefactFile
 from mpfm_kedro.experiments.protocol import records
@@ -55,6 +56,8 @@ def check_version(
     models: dict[str, ArtefactFile],
     runs: pd.DataFrame,
     features: Features,
+    learned_runs: pd.DataFrame | None = None,
+    items: Mapping[str, int] | None = None,
 ) -> None:
     """Refuse models that are damaged, do not fit the present runs and features, or learned what is tested now.
 
@@ -64,6 +67,8 @@ def check_version(
         models: all pieces of the version.
         runs: the present runs.
         features: the present features.
+        learned_runs: the runs of the version, needed with ``items``.
+        items: the item of each sample, where no item may both train and test (``ingestion.group_split``).
     """
     for name, digest in record["models"].items():
         if name not in models or models[name].digest() != digest:
@@ -84,6 +89,22 @@ def check_version(
                 f"The version's model of run {trial.run['run']} has learned {len(known)} samples that are tested now, "
                 f"for example {known[0]}: the split has changed since"
             )
+    if items is not None and learned_runs is not None:
+        _refuse_shared_items(records(learned_runs), records(runs), items)
+
+
+def _refuse_shared_items(
+    learned_runs: list[dict[str, Any]], runs: list[dict[str, Any]], items: Mapping[str, int]
+) -> None:
+    learned = {run["run"]: {*run["train_normals"], *run["known_anomalies"]} for run in learned_runs}
+    for run in runs:
+        taken = {items[sample] for sample in learned[run["run"]] if sample in items}
+        for sample in tested(run):
+            if items[sample] in taken:
+                raise InputError(
+                    f"The version's model of run {run['run']} has learned from the item of {sample}, which is tested "
+                    "now, and ingestion.group_split is on"
+                )
 
 
 def record(

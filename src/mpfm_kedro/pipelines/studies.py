@@ -10,7 +10,7 @@ import pandas as pd
 from kedro.pipeline import Pipeline, node
 from kedro.pipeline.node import Node
 
-from mpfm_kedro.backbones.store import Features
+from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.experiments.protocol import make_study_runs
 from mpfm_kedro.experiments.specifications import setting_specifications
 from mpfm_kedro.pipelines import audit, evaluation, features, ingestion, prototypes, reporting, runs, scoring, training

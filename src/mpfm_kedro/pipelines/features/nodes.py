@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mpfm_kedro.backbones.store import KEY, Features, FeatureSpec, FeatureStore, row_keys
+from mpfm_kedro.backbones.features import Features
+from mpfm_kedro.backbones.store import KEY, FeatureSpec, FeatureStore, row_keys
 from mpfm_kedro.datasets.weights import BackboneWeights
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.views import CUTMIX, ORIGINAL

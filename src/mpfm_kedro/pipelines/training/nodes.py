@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from mpfm_kedro.backbones.store import Features
+from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.experiments.cache import ArtefactFile, Cache
 from mpfm_kedro.experiments.trials import fit_pieces, read_trials
 from mpfm_kedro.parameters import ComputeParameters

@@ -1,0 +1,52 @@
+"""The features of one dataset: which row of a store belongs to which sample and view."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from mpfm_kedro.backbones.store import KEY, StoreFolder, row_keys
+from mpfm_kedro.errors import InputError
+
+
+@dataclass(frozen=True)
+class Features:
+    """The features of one dataset: which row of a store belongs to which sample and view."""
+
+    index: pd.DataFrame
+    store: StoreFolder
+
+    @classmethod
+    def locate(cls, views: pd.DataFrame, store: StoreFolder) -> Features:
+        """The features of these views (sample_id, content_hash, crop, view), all of which must be in the store."""
+        rows = row_keys(views).map(store.row_of)
+        if rows.isna().any():
+            raise InputError(
+                f"{store.folder} lacks {rows.isna().sum()} of {len(rows)} features; compute them with "
+                "kedro run --pipelines=features"
+            )
+        return cls(views[["sample_id", *KEY]].assign(row=rows.astype("int64")), store)
+
+    @cached_property
+    def _rows(self) -> dict[tuple[str, str], int]:
+        return dict(zip(zip(self.index["sample_id"], self.index["view"], strict=True), self.index["row"], strict=True))
+
+    def rows(self, sample_ids: Iterable[str], view: str = "original") -> np.ndarray:
+        """Store rows of these samples in this view."""
+        return np.array([self._rows[sample_id, view] for sample_id in sample_ids], dtype=np.int64)
+
+    def views(self, prefix: str) -> list[str]:
+        """Names of the views that begin with ``prefix``."""
+        return sorted(view for view in self.index["view"].unique() if view.startswith(prefix))
+
+    @property
+    def digest(self) -> str:
+        """Names the content: store and keys, not row numbers, which depend on the order of work."""
+        keys = self.index[["sample_id", *KEY]].sort_values(["sample_id", "view"])
+        content = f"{self.store.spec.digest}\n{keys.to_csv(index=False)}"
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
