@@ -210,3 +210,13 @@ def test_kedro_run_ends_with_one_clear_line():
     assert "did you mean 'n_anomalies'" in said
     assert "Traceback" not in said
     assert "list_samples" not in said, "nothing runs"
+
+
+def test_a_name_without_its_group_is_found_in_it():
+    with pytest.raises(InputError, match=r"Unknown parameter 'epochs': did you mean 'training\.epochs'"):
+        check_parameters(changed(epochs=2))
+
+
+def test_a_wrong_number_in_a_list_is_named_as_it_was_typed():
+    with pytest.raises(InputError, match="Parameter 'n_anomalies' = 0"):
+        check_parameters(changed(n_anomalies=0))

@@ -112,6 +112,8 @@ def test_printed_form_of_every_repair_runs(tmp_path: Path):
         ("hard_setting", {"backbone": "resnet81"}, "resnet"),
         ("hard_setting", {"features": {"layers": ["layer9"]}}, "layer9"),
         ("hard_setting", {"device": "cuda"}, "cuda"),
+        ("hard_setting", {"features": {"weights_file": "/no.pth"}}, r"weights_file.*/no\.pth"),
+        ("general_setting", {"dataset": "folder", "data_root": "/nowhere"}, "folder /nowhere is missing"),
         ("hard_setting", {"dataset": "brainmri"}, "brainmri"),
     ],
 )
@@ -130,8 +132,11 @@ def test_command_line_runs_the_hard_setting_by_both_names(tmp_path: Path):
     shown = subprocess.run(typed("hard_setting", tmp_path, "n_seeds=1"), cwd=PROJECT, capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr
     assert "mean" in shown.stderr and "± " in shown.stderr  # the summary table at the end
+    assert f"Report: {tmp_path}/out/08_reporting/synthetic/hard/report.html" in shown.stderr
+    assert "Stage hard.training is done" in shown.stderr and "Running node" not in shown.stderr
     other = [part.replace("--pipelines=", "--pipeline=") for part in typed("hard_setting", tmp_path, "n_seeds=1")]
-    assert subprocess.run(other, cwd=PROJECT, capture_output=True).returncode == 0
+    again = subprocess.run(other, cwd=PROJECT, capture_output=True, text=True)
+    assert again.returncode == 0 and "deprecated" not in again.stderr
 
 
 def test_killed_run_goes_on_and_gives_the_same_result(tmp_path: Path):

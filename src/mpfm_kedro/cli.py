@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from mpfm_kedro.locks import Use, locked
 from mpfm_kedro.pipelines.stage_code import write_stage_code
 from mpfm_kedro.sources.fetching import fetch as fetch_images
 from mpfm_kedro.sources.repeats import joined_groups
+
+warnings.filterwarnings("ignore", message="Option '--pipeline' is deprecated")  # what many type; it works as well
 
 
 def _root(name: str, default: str, absolute: Callable[[Path, Path], Path]) -> Callable[..., Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import time
+from collections import Counter, defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,11 @@ from kedro.framework.hooks import hook_impl
 from kedro.framework.project import LOGGING
 from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
+from kedro.pipeline.node import Node
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.locks import Use, locked, table_parameters
+from mpfm_kedro.parallel import torch_device
 from mpfm_kedro.parameters import check_parameters
 
 logger = logging.getLogger(__name__)
@@ -54,6 +58,59 @@ class CheckParameters:
     def after_context_created(self, context: KedroContext) -> None:
         """Check the parameters of this run."""
         check_parameters(context.config_loader["parameters"])
+
+
+class CheckFiles:
+    """Refuse a device or a weights file that cannot be used before hours of other work."""
+
+    def __init__(self) -> None:
+        self._context: KedroContext | None = None
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        """Remember where the parameters of the coming run are."""
+        self._context = context
+
+    @hook_impl
+    def before_pipeline_run(self, pipeline: Pipeline) -> None:
+        """Check what the extraction of features will need."""
+        if not any(node.name.endswith("extract_features") for node in pipeline.nodes):
+            return
+        assert self._context is not None
+        parameters = self._context.config_loader["parameters"]
+        torch_device(parameters["device"])
+        file = parameters["features"]["weights_file"]
+        if file is not None and not Path(file).is_file():
+            raise InputError(f"Parameter 'features.weights_file' = '{file}': there is no such file")
+
+
+class StageTimes:
+    """One line in the log for each finished stage, with the time of its nodes."""
+
+    def __init__(self) -> None:
+        self._remaining: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._began = 0.0
+
+    @hook_impl
+    def before_pipeline_run(self, pipeline: Pipeline) -> None:
+        """Count the nodes of each stage."""
+        self._remaining = Counter(node.namespace or node.name for node in pipeline.nodes)
+        self._seconds.clear()
+
+    @hook_impl
+    def before_node_run(self) -> None:
+        """Look at the clock."""
+        self._began = time.monotonic()
+
+    @hook_impl
+    def after_node_run(self, node: Node) -> None:
+        """Say when the last node of a stage has run."""
+        stage = node.namespace or node.name
+        self._seconds[stage] += time.monotonic() - self._began
+        self._remaining[stage] -= 1
+        if not self._remaining[stage]:
+            logger.info("Stage %s is done, %.1f s", stage, self._seconds[stage])
 
 
 class RunLocks:
@@ -102,11 +159,15 @@ def used_results(pipeline: Pipeline) -> tuple[set[str], set[str]]:
 
 
 class ShowSummary:
-    """Show the summary tables that a pipeline made on the terminal."""
+    """Show on the terminal what a pipeline found, and where its files are."""
 
     @hook_impl
     def after_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol, run_params: Any) -> None:
-        """Log each summary text among the outputs."""
+        """Log each summary text among the outputs, and the paths of report, table and models."""
         for name in sorted(pipeline.all_outputs()):
             if name.split(".")[-1] == "summary_text":
                 logger.info("\n%s", catalog.load(name))
+        for title, last in (("Report", "report"), ("Table", "summary"), ("Models", "models")):
+            for name in sorted(pipeline.all_outputs()):
+                if name.split(".")[-1] == last:
+                    logger.info("%s: %s", title, catalog[name]._filepath)

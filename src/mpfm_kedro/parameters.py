@@ -7,7 +7,7 @@ before anything runs, so that a typing error costs seconds and not hours.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -161,17 +161,28 @@ def check_parameters(values: Mapping[str, Any]) -> Parameters:
 
 
 def _explain(problem: Any) -> str:
-    location = [str(part) for part in problem["loc"]]
+    location = [part for part in problem["loc"] if isinstance(part, str)]  # without the place in a list
     name = ".".join(location)
     if problem["type"] == "extra_forbidden":
         group = _group_at(location[:-1])
         known = sorted(group.model_fields)
-        near = difflib.get_close_matches(location[-1], known, n=1)
+        elsewhere = [dotted for dotted in _dotted_names() if dotted.split(".")[-1] == location[-1]]
+        near = elsewhere or difflib.get_close_matches(location[-1], known, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known names: {', '.join(known)}"
         return f"Unknown parameter '{name}': {hint}"
     if problem["type"] == "missing":
         return f"Parameter '{name}' is missing from the configuration"
     return f"Parameter '{name}' = {problem['input']!r}: {problem['msg']}"
+
+
+def _dotted_names(group: type[Group] | None = None, prefix: str = "") -> Iterator[str]:
+    """The names of all parameters, those of groups with a dot."""
+    for name, field in (group or Parameters).model_fields.items():
+        annotation = field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, Group):
+            yield from _dotted_names(annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
 
 
 def _group_at(location: list[str]) -> type[Group]:

@@ -32,7 +32,8 @@ def locate(root: Path) -> Path:
     """The data root itself if it has images of the layout, else ``folder`` in it."""
     if (root / "good").is_dir() or (root / "train" / "good").is_dir():
         return root
-    return find_folder(root / "folder", TITLE, ["good", "train"], OBTAIN)
+    folder = root / "folder"
+    return find_folder(folder if folder.is_dir() else root, TITLE, ["good", "train"], OBTAIN)
 
 
 def list_samples(folder: Path) -> pd.DataFrame:
