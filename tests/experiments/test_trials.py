@@ -15,6 +15,7 @@ from mpfm_kedro.detectors.base import Artefact
 from mpfm_kedro.detectors.pieces import Piece, Specification
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.cache import Cache
+from mpfm_kedro.experiments.contents import learned_contents
 from mpfm_kedro.experiments.protocol import make_study_runs
 from mpfm_kedro.experiments.specifications import (
     ablated_specifications,
@@ -22,7 +23,7 @@ from mpfm_kedro.experiments.specifications import (
     sensitivity_specifications,
     setting_specifications,
 )
-from mpfm_kedro.experiments.trials import Trial, fit_piece, learned_contents, plan_pieces, plan_trials, read_trials
+from mpfm_kedro.experiments.trials import Trial, fit_piece, plan_pieces, plan_trials, read_trials
 from mpfm_kedro.parameters import Parameters, check_parameters
 
 SAMPLES = table(20, 8, {"dent": 12, "hole": 11})

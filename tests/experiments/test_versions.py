@@ -14,8 +14,9 @@ from mpfm_kedro.detectors.base import Artefact
 from mpfm_kedro.detectors.pieces import Piece, Specification
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.cache import ArtefactFile
+from mpfm_kedro.experiments.contents import learned_contents
 from mpfm_kedro.experiments.protocol import make_general_runs
-from mpfm_kedro.experiments.trials import learned_contents, plan_trials, read_trials
+from mpfm_kedro.experiments.trials import plan_trials, read_trials
 from mpfm_kedro.experiments.versions import check_version
 
 SAMPLES = table(20, 8, {"dent": 25})

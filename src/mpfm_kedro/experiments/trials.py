@@ -8,7 +8,7 @@ pieces are missing is known before any work begins, so no two workers compute th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache as remember
 from functools import partial
@@ -18,10 +18,10 @@ import numpy as np
 import pandas as pd
 
 from mpfm_kedro.backbones.features import Features
-from mpfm_kedro.backbones.store import KEY
 from mpfm_kedro.detectors.pieces import Piece, Specification
 from mpfm_kedro.experiments.cache import ArtefactFile, Cache, cache_key
 from mpfm_kedro.experiments.columns import COSTS, PART_COLUMNS, RUN, SCORES
+from mpfm_kedro.experiments.contents import contents, describe_data
 from mpfm_kedro.experiments.protocol import records
 from mpfm_kedro.images.views import ORIGINAL
 from mpfm_kedro.parallel import concurrent_tasks, map_tasks, memory_limit
@@ -31,7 +31,6 @@ from mpfm_kedro.provenance import code_digest, code_revision, library_versions
 logger = logging.getLogger(__name__)
 DATA_CODE = "mpfm_kedro.experiments.fitting"  # which rows of features a piece learns from, with which seed
 TRIAL_COLUMNS = [*RUN, "method", "kind", "budget", "note", "specification"]
-CONTENT_DIGITS = 16
 PROCESS_BYTES, POOLED_COPIES, SQUARE_COPIES = 800_000_000, 20, 3  # of a task's memory, as measured on ELPV
 REFERENCE_POSITIONS = 196  # of a map, where the seconds of specifications were measured
 NO_MODE = -1
@@ -118,7 +117,7 @@ def plan_pieces(
     trials: list[Trial], features: Features, cache: Cache, initial: dict[str, ArtefactFile] | None, device: str
 ) -> dict[str, PieceTask]:
     """The tasks of ``fit_pieces`` by name; trials that share a piece have equal tasks."""
-    describe = remember(partial(_describe_data, features=features))
+    describe = remember(partial(describe_data, features=features))
     entries = dict(initial or {})
     planned = {}
     for trial in trials:
@@ -205,21 +204,6 @@ def tested(run: dict[str, Any]) -> list[str]:
     return [*run["test_normals"], *run["test_anomalies"]]
 
 
-def contents(sample_ids: Iterable[str], features: Features, views: list[str] | None = None) -> list[list[str]]:
-    """Content hash, crop and view of samples, in all views or in some; sorted by sample and view."""
-    own = features.index[features.index["sample_id"].isin(set(sample_ids))]
-    if views is not None:
-        own = own[own["view"].isin(views)]
-    return own.sort_values(["sample_id", "view"])[["sample_id", *KEY]].to_numpy().tolist()
-
-
-def learned_contents(sample_ids: Iterable[str], features: Features) -> list[str]:
-    """Short names of what samples show, by content and crop; equal for copies of one image."""
-    rows = contents(sample_ids, features, [ORIGINAL])
-    short = [(content[:CONTENT_DIGITS], crop) for _, content, crop, _ in rows]
-    return sorted({f"{content}#{crop}" if crop else content for content, crop in short})
-
-
 def _piece_task(
     trial: Trial,
     piece: Piece,
@@ -256,14 +240,6 @@ def _piece_task(
     }
     entry, checkpoint = cache.entry(piece.name, key), cache.entry("checkpoint", key)
     return PieceTask(piece, run, features, earlier, entry, checkpoint, details, device, memory=0)
-
-
-def _describe_data(sample_ids: tuple[str, ...], features: Features) -> dict[str, Any]:
-    """Digest of what training samples show, in all views, and short names of it."""
-    return {
-        "data": cache_key(samples=sample_ids, contents=contents(sample_ids, features)),
-        "learned": learned_contents(sample_ids, features),
-    }
 
 
 def _pieces(trial: Trial, models: dict[str, ArtefactFile]) -> dict[str, ArtefactFile]:

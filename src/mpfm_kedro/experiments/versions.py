@@ -12,8 +12,9 @@ import pandas as pd
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.cache import ArtefactFile
+from mpfm_kedro.experiments.contents import learned_contents
 from mpfm_kedro.experiments.protocol import records
-from mpfm_kedro.experiments.trials import learned_contents, read_trials, tested
+from mpfm_kedro.experiments.trials import read_trials, tested
 from mpfm_kedro.provenance import code_revision
 
 NUMBERS = ["n_anomalies", "n_seeds", "auc_mean", "auc_std"]
