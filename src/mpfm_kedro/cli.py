@@ -31,7 +31,7 @@ def _root(name: str, default: str, absolute: Callable[[Path, Path], Path]) -> Ca
         default=Path(default),
         show_default=True,
         callback=lambda context, option, path: absolute(path, project_root()),
-        help="As the parameter.",
+        help="The same as the parameter of kedro run.",
     )
 
 
@@ -103,7 +103,7 @@ def list_all(output_root: Path) -> None:
 @click.argument("setting", type=click.Choice(["general", "hard"]))
 @click.argument("version")
 @ROOT
-@click.option("--env", default=None, help="As of kedro run.")
+@click.option("--env", default=None, help="Environment, the same as of kedro run.")
 def use(dataset: str, setting: str, version: str, output_root: Path, env: str | None) -> None:
     """Put the models of VERSION (or of the one that begins so) in the place of the present ones."""
     version = find_version(_versions(output_root), dataset, setting, version)
