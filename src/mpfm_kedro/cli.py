@@ -116,7 +116,7 @@ def use(dataset: str, setting: str, version: str, output_root: Path, env: str | 
         catalog = context._get_catalog(load_versions={f"{part}_version": version for part in parts})
         record, learned_runs, trials, initial, models = (catalog.load(f"{part}_version") for part in parts)
         runs, features, samples = (catalog.load(name) for name in (f"{setting}.runs", "features", "samples"))
-        grouped = context.params["ingestion"]["group_split"]
+        grouped = context.config_loader["parameters"]["ingestion"]["group_split"]
         items = dict(zip(samples["sample_id"], joined_groups(samples), strict=True)) if grouped else None
         check_version(record, trials, initial | models, runs, features, learned_runs, items)
         cache = catalog.load("model_cache")

@@ -32,8 +32,7 @@ def locate(root: Path) -> Path:
     """The data root itself if it has images of the layout, else ``folder`` in it."""
     if (root / "good").is_dir() or (root / "train" / "good").is_dir():
         return root
-    folder = root / "folder"
-    return find_folder(folder if folder.is_dir() else root, TITLE, ["good", "train"], OBTAIN)
+    return find_folder(root / "folder" if root.is_dir() else root, TITLE, ["good", "train"], OBTAIN)
 
 
 def list_samples(folder: Path) -> pd.DataFrame:
