@@ -104,8 +104,8 @@ def use(root: Path, version: str, **options: bool) -> str:
 
 
 def test_older_models_score_again_as_they_did(tmp_path: Path):
-    first = run(tmp_path, training={"mim_weight": 50.0})  # not the default, which a record could show by mistake
-    second = run(tmp_path, training={"mim_weight": 0.5})
+    first = run(tmp_path, training={"head_steps": 7})  # not the default, which a record could show by mistake
+    second = run(tmp_path, training={"head_steps": 9})
     assert not first.equals(second)
     shown = use(tmp_path, versions(tmp_path)[0])
     namespaces = re.search(r"--namespaces=(\S+)", shown).group(1).split(",")
@@ -116,8 +116,8 @@ def test_older_models_score_again_as_they_did(tmp_path: Path):
     records = [json.loads(file.read_text()) for file in files]
     assert json.loads((tmp_path / "08_reporting/synthetic/hard/record.json").read_text()) == records[2]
     assert records[0]["models"] == records[2]["models"] != records[1]["models"]
-    weights = [record["parameters"]["MPFM"]["trained"]["mim_weight"] for record in records]
-    assert weights == [50.0, 0.5, 50.0]
+    steps = [record["parameters"]["MPFM"]["heads"]["head_steps"] for record in records]
+    assert steps == [7, 9, 7]
     assert all(record["revision"] and record["data"] and record["weights"] for record in records)
     assert len(call("versions", "list", "--output-root", str(tmp_path)).splitlines()) == 1 + 3 * 2  # two methods
 

@@ -89,7 +89,7 @@ def strings(entry: Any) -> list[str]:
     return [entry] if isinstance(entry, str) else []
 
 
-@pytest.mark.parametrize("env", ["base", "paper", "test", "dvc", "dvc_test", "reference"])
+@pytest.mark.parametrize("env", ["base", "paper", "test", "dvc", "dvc_test", "reference", "strong"])
 def test_every_path_is_absolute_in_every_folder(env, tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()  # a folder of the name of an output folder decides nothing
     monkeypatch.chdir(tmp_path)

@@ -141,21 +141,22 @@ def test_changed_plot_redraws_only(repository: Path):
 
 def test_changed_views_make_new_features_and_new_models(repository: Path):
     package, cache = repository / "src/mpfm_kedro", repository / "data/cache/dvc"
-    before = {file.name for file in cache.glob("trained-*")}
+    before = {file.name for file in cache.glob("heads-*")}
     replace(package / "images/views.py", "JITTER = 0.1", "JITTER = 0.3")
     stages = {"features", "prototypes@hard", "training@hard", "scoring@hard"}
     assert repro(repository, "scoring@hard") >= stages | {"code"}
     index = json.loads((repository / "data/06_models/synthetic/hard/models/index.json").read_text())
-    trained = {file for name, file in index.items() if name.endswith("|trained")}
-    assert trained and not trained & before, "old models would score new features"
+    heads = {file for name, file in index.items() if name.endswith("|heads")}
+    assert heads and not heads & before, "old models would score new features"
 
 
-def test_changed_weight_retrains_without_extraction(repository: Path):
-    where = "conf/dvc_test/parameters_model.yml:training.mim_weight"
-    shown = call(repository, "dvc", "exp", "run", "--set-param", f"{where}=50.0", *each("evaluation"))
+def test_changed_head_retrains_without_extraction(repository: Path):
+    where = "conf/dvc_test/parameters_model.yml:training.head_top_share"
+    shown = call(repository, "dvc", "exp", "run", "--set-param", f"{where}=1.0", *each("evaluation"))
     assert ran(shown) == each("runs", "training", "scoring", "evaluation")
     (changed,) = json.loads(call(repository, "dvc", "params", "diff", "--json")).values()
-    assert {name: (value["old"], value["new"]) for name, value in changed.items()} == {"training.mim_weight": (0.1, 50)}
+    changed = {name: (value["old"], value["new"]) for name, value in changed.items()}
+    assert changed == {"training.head_top_share": (0.1, 1.0)}
     differences = json.loads(call(repository, "dvc", "metrics", "diff", "--json"))
     assert set(differences) == {str(folder / "metrics.json") for folder in RESULTS.values()}
     auc = differences[str(RESULTS["hard"] / "metrics.json")]["MPFM.mean.M3.auc_mean"]

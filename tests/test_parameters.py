@@ -121,8 +121,8 @@ def test_name_like_no_other_gets_the_list():
         ("repairs__coupling", "fixed"),
         ("training__learning_rate", 0),
         ("training__learning_rate", float("nan")),
-        ("training__held_back_share", 0.5),
-        ("training__held_back_share", 0),
+        ("training__head_top_share", 1.5),
+        ("training__head_steps", 0),
         ("training__top_share", 0),
         ("training__epochs", -1),
         ("compute__processes", -1),
@@ -159,6 +159,17 @@ def test_allowed_value_is_taken(name, value):
 @pytest.mark.parametrize("value", [1, 10, [10, 1]])
 def test_one_or_several_numbers_of_anomalies_are_taken(value):
     check_parameters(changed(n_anomalies=value))
+
+
+@pytest.mark.parametrize("value", ["resnet18", "timm/resnet18", ["resnet18", "dinov2_vits14"]])
+def test_one_or_several_backbones_are_taken(value):
+    check_parameters(changed(backbone=value))
+
+
+@pytest.mark.parametrize(("value", "reason"), [([], "at least 1"), (18, "valid string"), (["a", "a"], "backbone once")])
+def test_backbones_that_are_no_names(value, reason):
+    text = message(changed(backbone=value))
+    assert "backbone" in text and reason in text
 
 
 @pytest.mark.parametrize("value", ["ten", 0, [1, 0], []])

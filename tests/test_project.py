@@ -14,6 +14,7 @@ import pytest
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 
+from mpfm_kedro.backbones.store import FeatureStore
 from mpfm_kedro.errors import InputError
 
 PROJECT = Path(__file__).parents[1]
@@ -120,6 +121,24 @@ def test_printed_form_of_every_repair_runs(tmp_path: Path):
 def test_bad_input_is_refused_with_a_clear_message(pipeline, parameters, message, tmp_path):
     with pytest.raises(InputError, match=message):
         run(pipeline, tmp_path, **parameters)
+
+
+@pytest.mark.parametrize("backbone", ["resnet81", ["resnet18", "dinov2_vits41"]])
+def test_unknown_backbone_is_refused_before_any_image_is_read(backbone, tmp_path):
+    with pytest.raises(InputError, match="nearest names are"):
+        run("features", tmp_path, backbone=backbone)
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_backbones_side_by_side_reach_the_results(hard: Path, tmp_path: Path):
+    out = run("hard_setting", tmp_path, n_seeds=1, backbone=["resnet18", "dinov2_vits14"])
+    stores = FeatureStore(out / "04_feature/store").overview()
+    assert sorted(zip(stores["backbone"], stores["image_size"], strict=True)) == [
+        ("dinov2_vits14", 70),
+        ("resnet18", 64),
+    ]
+    assert set(stores["store"]) & set(FeatureStore(hard / "04_feature/store").overview()["store"])
+    assert pd.read_csv(out / "08_reporting/synthetic/hard/summary.csv")["auc_mean"].between(0, 1).all()
 
 
 def test_output_folder_that_cannot_be_written_is_named(tmp_path: Path):

@@ -12,7 +12,7 @@ import pytest
 from mpfm_kedro import provenance
 from mpfm_kedro.pipelines.stage_code import STAGES, write_stage_code
 
-TRAINING = "mpfm_kedro.detectors.mpfm.training"
+TRAINING = "mpfm_kedro.detectors.mpfm.flow_training"
 CLOSED_FORM = "mpfm_kedro.detectors.mpfm.closed_form"
 DRA = "mpfm_kedro.detectors.baselines.dra"
 EXTRACTION = "mpfm_kedro.backbones.extraction"
@@ -60,7 +60,7 @@ def test_comments_docstrings_and_log_lines_change_nothing(package: Path, module:
 
 def test_another_number_changes_the_digest(package: Path):
     before = provenance.code_digest(CLOSED_FORM)
-    replace(package / "detectors/mpfm/patches.py", "SHRINKAGE = 0.01", "SHRINKAGE = 0.02")
+    replace(package / "detectors/mpfm/patches.py", "SHRINKAGE = 0.1", "SHRINKAGE = 0.2")
     assert provenance.code_digest(CLOSED_FORM) != before
 
 
@@ -74,9 +74,9 @@ def test_a_change_of_the_training_touches_neither_closed_form_nor_baselines(pack
 def test_fields_of_a_result_type_count(package: Path):
     before = provenance.code_digest(TRAINING)
     replace(
-        package / "detectors/mpfm/heads.py",
-        "    energy: Tensor\n    patch: Tensor",
-        "    patch: Tensor\n    energy: Tensor",
+        package / "detectors/mpfm/modes.py",
+        "    log_prob: Tensor\n    velocity: Tensor",
+        "    velocity: Tensor\n    log_prob: Tensor",
     )
     assert provenance.code_digest(TRAINING) != before
 

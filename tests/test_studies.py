@@ -10,6 +10,7 @@ import pytest
 
 from mpfm_kedro.detectors.registry import baselines
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.experiments.specifications import SIMPLE
 from test_project import run as run_pipeline
 
 OURS = ["MPFM", "MPFM, 0 iterations"]
@@ -37,7 +38,7 @@ def cached(root: Path) -> dict[str, int]:
 
 def test_every_method_is_in_every_cell_of_the_comparison(comparison: Path):
     summary = pd.read_csv(comparison / "summary.csv", keep_default_na=False)
-    methods = {method.name for method in baselines()} | set(OURS)
+    methods = {method.name for method in baselines()} | {*OURS, SIMPLE}
     assert methods > set(BASELINES)
     cells = summary.groupby(["setting", "known_class", "n_anomalies"])["method"].agg(set)
     assert set(cells.index.get_level_values("setting")) == {"general", "hard"}
@@ -110,8 +111,9 @@ def test_ablation_has_every_part_and_every_repair(comparison: Path, root: Path):
     found = run("ablation", root)
     summary = pd.read_csv(found / "summary.csv", keep_default_na=False)
     methods = set(summary["method"])
-    assert {"MPFM", "MPFL off", "MIMR off", "MPFL and MIMR off", "without M_g", "without M_g and M_r"} <= methods
-    assert {f"{repair} printed" for repair in ("coupling", "fusion", "normality_target")} <= methods
+    assert {"MPFM", "one mode", "one prototype", "without M_g", "without M_a and M_n", "without M_g and M_r"} <= methods
+    assert {f"{repair} printed" for repair in ("fusion", "normality_target", "trained flow, coupling")} <= methods
+    assert {"trained flow", "trained flow, MIMR off"} <= methods
     own = summary[summary["setting"] == "hard"].set_index(["method", "known_class"])["auc_mean"]
     whole = pd.read_csv(comparison / "summary.csv", keep_default_na=False)
     whole = whole[(whole["setting"] == "hard") & (whole["n_anomalies"] == 3)].set_index(["method", "known_class"])
@@ -119,15 +121,15 @@ def test_ablation_has_every_part_and_every_repair(comparison: Path, root: Path):
     scores = pd.read_parquet(root / "out/07_model_output/synthetic/ablation/scores.parquet")
     by_method = dict(tuple(scores.groupby("method")["score"]))
     unlike = {name for name in methods if (by_method[name].to_numpy() != by_method["MPFM"].to_numpy()).any()}
-    assert unlike >= methods - {"MPFM", "MPFL off"}  # the synthetic normals have one mode
+    assert unlike >= methods - {"MPFM", "one mode"}  # the synthetic normals have one mode
     modes = pd.read_parquet(root / "out/07_model_output/synthetic/ablation/false_alarms.parquet")
-    assert {"MPFM", "MPFL off"} <= set(modes["method"])
+    assert {"MPFM", "one mode"} <= set(modes["method"])
 
 
 def test_sensitivity_varies_prototypes_and_information(comparison: Path, root: Path):
     found = run("sensitivity", root)
     table = pd.read_csv(found / "table.csv")
-    assert set(table["method"]) == {"K=2", "K=4", "λ=0.1", "λ=1"}
+    assert set(table["method"]) == {"K=10", "K=20", "λ=0.1", "λ=1"}
     assert (found / "plot.png").stat().st_size > 10_000
 
 

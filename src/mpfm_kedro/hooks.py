@@ -61,7 +61,7 @@ class CheckParameters:
 
 
 class CheckFiles:
-    """Refuse a device or a weights file that cannot be used before hours of other work."""
+    """Refuse a device, a backbone or a weights file that cannot be used before hours of other work."""
 
     def __init__(self) -> None:
         self._context: KedroContext | None = None
@@ -79,6 +79,11 @@ class CheckFiles:
         assert self._context is not None
         parameters = self._context.config_loader["parameters"]
         torch_device(parameters["device"])
+        from mpfm_kedro.backbones.networks import check_name  # with torch, which is slow to import
+
+        names = parameters["backbone"]
+        for name in [names] if isinstance(names, str) else names:
+            check_name(name)
         file = parameters["features"]["weights_file"]
         if file is not None and not Path(file).is_file():
             raise InputError(f"Parameter 'features.weights_file' = '{file}': there is no such file")

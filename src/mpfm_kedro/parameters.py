@@ -33,6 +33,12 @@ def _auto_or_pixels(value: int | str) -> int | str:
     return value
 
 
+def _distinct(names: list[str]) -> list[str]:
+    if len(set(names)) < len(names):
+        raise ValueError("should name each backbone once")
+    return names
+
+
 class Group(BaseModel):
     """A group of parameters: unknown names and wrong types are errors."""
 
@@ -68,6 +74,7 @@ class PrototypeParameters(Group):
     """Modes of the normals and the Gaussian-mixture prototypes."""
 
     n_prototypes: Count
+    n_image_prototypes: Count
     max_modes: Count
     min_mode_size: Count
 
@@ -96,11 +103,11 @@ class TrainingParameters(Group):
     mim_weight: Annotated[float, Field(ge=0)]
     mim_sharpness: Positive
     push_margin: Annotated[float, Field(ge=0)]
-    head_penalty: Annotated[float, Field(ge=0)]
+    head_steps: Count
+    head_top_share: Annotated[float, Field(gt=0, le=1)]
     transport_steps: Count
     hidden: Count
     precision: Literal["fp32", "bf16"]
-    held_back_share: Annotated[float, Field(gt=0, lt=0.5)]
     top_share: Annotated[float, Field(gt=0, le=1)]
     scores: Annotated[list[Score], Field(min_length=1)]
 
@@ -109,6 +116,7 @@ class ComparisonParameters(Group):
     """What the comparison covers."""
 
     n_anomalies: Annotated[list[Count], Field(min_length=1), BeforeValidator(_in_list)]
+    steps: Annotated[int, Field(ge=0)]
     methods: Annotated[list[str], Field(min_length=1), BeforeValidator(_in_list)]
 
 
@@ -140,7 +148,7 @@ class Parameters(Group):
     n_seeds: Count
     first_seed: Annotated[int, Field(ge=0)]
     image_size: Annotated[int | str, AfterValidator(_auto_or_pixels)]
-    backbone: str
+    backbone: Annotated[list[str], Field(min_length=1), BeforeValidator(_in_list), AfterValidator(_distinct)]
     device: Literal["auto", "cpu", "cuda"]
     ingestion: IngestionParameters
     features: FeatureParameters

@@ -37,3 +37,15 @@ def test_batches_of_maps_come_with_their_slices():
     ((part, batch),) = rows.map_batches()
     assert (part.start, part.stop) == (0, 3)
     torch.testing.assert_close(batch, torch.from_numpy(maps[[2, 0, 1]]))
+
+
+def test_rows_of_other_backbones_stay_beside():
+    maps, places = np.zeros((4, 1, 1, 1), np.float16), np.array([3, 1, 2, 0])
+    other = FeatureRows(np.arange(8, dtype=np.float32).reshape(4, 2), maps, places, np.arange(4))
+    both = FeatureRows(np.zeros((4, 1), np.float32), maps, np.arange(4), np.arange(4), (other,))
+    (taken,) = both.take(np.array([2, 0])).beside
+    assert taken.rows.tolist() == [2, 3] and taken.pooled.tolist() == [[4, 5], [0, 1]]
+    renumbered = both.with_source(np.array([7, 7, 8, 8]))
+    for rows in (renumbered, *renumbered.beside):
+        assert rows.source.tolist() == [7, 7, 8, 8]
+    assert renumbered.beside[0].rows is other.rows

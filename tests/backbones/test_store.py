@@ -241,6 +241,16 @@ def test_digest_names_the_content_and_not_the_order_of_work(features):
     assert Features(features.index, other).digest != features.digest
 
 
+def test_digest_covers_all_backbones_and_is_the_stores_for_one(features):
+    store = StoreFolder(features.store.folder, replace(SPEC, backbone="dinov2_vits14"))
+    other = Features(features.index, store)
+    assert features.spec_digest == SPEC.digest
+    both, swapped = replace(features, beside=(other,)), replace(other, beside=(features,))
+    digests = {one.spec_digest for one in (features, other, both, swapped)}
+    assert len(digests) == len({one.digest for one in (features, other, both, swapped)}) == 4
+    assert both.specs == (SPEC, store.spec)
+
+
 def test_views_without_a_row_are_an_error(features):
     assert Features.locate(features.index, features.store).index.equals(features.index)
     more = features.index.assign(content_hash=["hash-a", "hash-a", "hash-c"])

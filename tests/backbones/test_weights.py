@@ -130,7 +130,7 @@ class TestErrors:
     def test_unknown_name_gives_the_nearest(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"Unknown backbone 'resnet81': the nearest names are .*resnet18"):
             obtain_weights("resnet81", tmp_path)
-        with pytest.raises(InputError, match="allowed are alexnet"):
+        with pytest.raises(InputError, match=r"allowed are .*alexnet"):
             obtain_weights("??", tmp_path)
 
     def test_digest_that_is_not_the_known_one(self, mobilenet: dict[str, Tensor], tmp_path: Path) -> None:

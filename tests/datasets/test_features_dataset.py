@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,19 @@ def test_features_are_loaded_as_they_were_saved(dataset, stores):
     assert loaded.digest == saved.digest
     assert loaded.index.equals(saved.index)
     assert loaded.store.pooled[loaded.rows(["b", "a"])].ravel().tolist() == [2, 1]
+
+
+def test_backbones_beside_are_found_again(dataset, stores):
+    other = replace(SPEC, backbone="dinov2_vits14", pooled_size=2, map_shape=(2, 1, 1))
+    with stores.open(other).writing() as writer:  # in another order
+        writer.append(list(VALUES)[::-1], np.array([[2.0, 20], [1, 10]]), np.zeros((2, 2, 1, 1)))
+    both = replace(Features.locate(VIEWS, stores.open(SPEC)), beside=(Features.locate(VIEWS, stores.open(other)),))
+    dataset.save(both)
+    loaded = dataset.load()
+    assert [spec.backbone for spec in loaded.specs] == ["resnet18", "dinov2_vits14"]
+    assert loaded.digest == both.digest != replace(both, beside=()).digest
+    (beside,) = loaded.beside
+    assert beside.store.pooled[beside.rows(["b", "a"])].tolist() == [[2, 20], [1, 10]]
 
 
 def test_rows_follow_a_store_that_was_written_in_another_order(dataset, stores):

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torchvision
 from kedro.io import DataCatalog, DatasetError
+from safetensors.torch import load_file, save_file
 
 from mpfm_kedro.backbones.weights import digest
 from mpfm_kedro.datasets.weights import BackboneWeightsDataset
@@ -25,7 +26,7 @@ def own(tmp_path: Path) -> Path:
 
 
 def test_load_gives_name_digest_and_tensors(own: Path, tmp_path: Path) -> None:
-    weights = BackboneWeightsDataset(str(tmp_path / "cached"), NAME, str(own)).load()
+    (weights,) = BackboneWeightsDataset(str(tmp_path / "cached"), NAME, str(own)).load()
     expected = torch.load(own, weights_only=True)
     assert weights.name == NAME
     assert weights.digest == digest(expected)
@@ -42,7 +43,7 @@ def test_catalog_entry(own: Path, tmp_path: Path) -> None:
     }
     catalog = DataCatalog.from_config({"weights": entry})
     assert catalog.exists("weights")
-    assert catalog.load("weights").name == NAME
+    assert [one.name for one in catalog.load("weights")] == [NAME]
     assert NAME in str(catalog["weights"])
 
 
@@ -52,6 +53,18 @@ def test_exists_follows_what_is_there(own: Path, tmp_path: Path) -> None:
     assert BackboneWeightsDataset(str(tmp_path), NAME).exists()
     assert not BackboneWeightsDataset(str(tmp_path), NAME, str(tmp_path / "none.pth")).exists()
     assert BackboneWeightsDataset(str(tmp_path), NAME, str(own)).exists()
+
+
+def test_several_backbones_are_loaded_in_order_and_the_file_goes_to_the_one_it_fits(own: Path, tmp_path: Path) -> None:
+    other = "mnasnet0_5"
+    save_file(torchvision.models.get_model(other, weights=None).state_dict(), tmp_path / "other.safetensors")
+    tensors = load_file(tmp_path / "other.safetensors")
+    save_file(tensors, tmp_path / f"{other}.safetensors", {"digest": digest(tensors)})
+    dataset = BackboneWeightsDataset(str(tmp_path), [other, NAME], str(own))
+    assert dataset.exists()
+    assert [one.name for one in dataset.load()] == [other, NAME]
+    assert [one.digest for one in dataset.load()] == [digest(tensors), digest(torch.load(own, weights_only=True))]
+    assert not BackboneWeightsDataset(str(tmp_path), [other, NAME]).exists()
 
 
 def test_save_is_refused(tmp_path: Path) -> None:

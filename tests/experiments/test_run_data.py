@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +109,16 @@ def test_only_anomalies_are_augmented(anomaly_views, tmp_path):
     owner = owners(features)
     assert {owner[row][1] for row in data.anomalies.rows} == {"original", *anomaly_views}
     assert len(data.anomalies) == (1 + len(anomaly_views)) * len(run["known_anomalies"])
+
+
+def test_other_backbones_have_the_same_images_in_the_same_order(tmp_path):
+    first, other = fake_features(SAMPLES, tmp_path / "a"), fake_features(SAMPLES, tmp_path / "b", order=1)
+    (run,) = records(make_hard_runs(SAMPLES, "dent", 4, 1))
+    data = training_data(run, replace(first, beside=(other,)))
+    alone = training_data(run, other)
+    check_parts(run, data, first)
+    for part in PARTS:
+        (found,), expected = getattr(data, part).beside, getattr(alone, part)
+        assert found.rows.tolist() == expected.rows.tolist() != getattr(data, part).rows.tolist()
+        np.testing.assert_array_equal(found.pooled, expected.pooled)
+        np.testing.assert_array_equal(found.source, getattr(data, part).source)

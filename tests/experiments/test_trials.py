@@ -18,6 +18,8 @@ from mpfm_kedro.experiments.cache import Cache
 from mpfm_kedro.experiments.contents import learned_contents
 from mpfm_kedro.experiments.protocol import make_study_runs
 from mpfm_kedro.experiments.specifications import (
+    FLOW_EPOCHS,
+    SIMPLE,
     ablated_specifications,
     compared_specifications,
     sensitivity_specifications,
@@ -77,8 +79,8 @@ def test_trial_table_keeps_specifications(parameters):
 @pytest.mark.parametrize(
     ("name", "piece", "number"),
     [
-        ("MPFM", "closed_form", 2),  # one per seed: they hold back other normals
-        ("MPFM", "trained", 12),
+        ("MPFM", "closed_form", 2),  # one per seed: they have other folds of the normals
+        ("MPFM", "heads", 12),
         ("DRA", "dra", 12),
         ("logistic regression", "logisticregression", 12),
         ("mixture of modes", "mixtureofmodes", 2),
@@ -93,7 +95,7 @@ def test_detectors_share_the_pieces_they_have_in_common(features, parameters):
     both = [named(parameters, name) for name in ("Mahalanobis", "logistic regression + Mahalanobis")]
     assert distinct(plan(trials_of(*both), features), "mahalanobis") == 1
     ours = plan(trials_of(*setting_specifications(*mpfm(parameters))), features)
-    assert distinct(ours, "closed_form") == distinct(ours, "prototypes") == 2
+    assert distinct(ours, "closed_form") == 2
     assert distinct(ours, "calibrated") == 12 + 2
 
 
@@ -103,14 +105,39 @@ def test_the_ablation_fits_three_closed_forms_per_seed(features, parameters):
     names = [one.name for one in ablated_specifications(*mpfm(parameters))]
     last = {name: planned[f"general-M10-seed0|{name}|calibrated"] for name in names}
     assert len(set(last.values())) == len(names)
-    trained = {name: planned.get(f"general-M10-seed0|{name}|trained") for name in names}
-    assert trained["fusion printed"] == trained["MPFM"]
+    heads, flows = (
+        {name: planned.get(f"general-M10-seed0|{name}|{piece}") for name in names} for piece in ("heads", "flow")
+    )
+    same = [name for name in names if heads[name] == heads["MPFM"]]
+    assert {"fusion printed", "without M_a", "without M_g and M_r", "trained flow"} < set(same)
+    assert not {"MPFM, 0 iterations", "one mode", "one prototype", "normality_target printed"} & set(same)
+    trained = [name for name in names if flows[name] is not None]
+    assert trained == [name for name in names if name.startswith("trained flow")]
+    assert len({flows[name] for name in trained}) == len(trained) == 5
 
 
-def test_sensitivity_shares_the_closed_form(features, parameters):
+def test_the_ablation_trains_the_flow_as_long_as_the_configuration_does(parameters):
+    for epochs, expected in ((0, FLOW_EPOCHS), (7, 7)):
+        training = parameters.training.model_copy(update={"epochs": epochs})
+        found = ablated_specifications(parameters.prototypes, parameters.repairs, training)
+        flow = next(one for one in found if one.name == "trained flow").pieces[-2]
+        assert (flow.name, flow.parameters["epochs"]) == ("flow", expected)
+
+
+def test_sensitivity_shares_closed_forms_and_heads(features, parameters):
     planned = plan(trials_of(*sensitivity_specifications(*mpfm(parameters), parameters.sensitivity)), features)
-    assert distinct(planned, "closed_form") == 2
-    assert distinct(planned, "prototypes") == 4 * 2  # K
+    assert distinct(planned, "closed_form") == 4 * 2  # K, of which λ uses the configured one
+    assert distinct(planned, "heads") == 4 * 12
+    assert distinct(planned, "flow") == 4 * 12  # λ
+
+
+def test_each_backbone_has_its_own_pieces(features, parameters):
+    specification = setting_specifications(*mpfm(parameters), ["resnet18", "dinov2_vits14"])[0]
+    names = [piece.name for piece in specification.pieces]
+    assert names == ["closed_form", "closed_form_2", "heads", "heads_2", "calibrated"]
+    planned = plan(trials_of(specification)[:1], features)
+    assert len(set(planned.values())) == 5
+    assert setting_specifications(*mpfm(parameters), ["resnet18"]) == setting_specifications(*mpfm(parameters))
 
 
 def test_a_setting_finds_what_a_study_has_fitted(features, parameters):
@@ -139,7 +166,7 @@ def test_the_order_of_work_is_no_content(features, parameters, tmp_path):
 
 
 def test_features_and_libraries_are_part_of_every_key(features, parameters, monkeypatch):
-    trials = trials_of(*compared_specifications(*mpfm(parameters), parameters.comparison))[:15]
+    trials = trials_of(*compared_specifications(*mpfm(parameters), parameters.comparison), runs=RUNS[:1])
     before = set(plan(trials, features).values())
     other = replace(features, store=replace(features.store, spec=replace(features.store.spec, image_size=96)))
     assert not before & set(plan(trials, other).values())
@@ -148,7 +175,8 @@ def test_features_and_libraries_are_part_of_every_key(features, parameters, monk
 
 
 def test_code_is_part_of_the_keys_of_the_pieces_it_decides(features, parameters, monkeypatch):
-    trials = trials_of(named(parameters, "MPFM"), named(parameters, "DRA"))[:2]
+    flow = {one.name: one for one in ablated_specifications(*mpfm(parameters))}["trained flow"]
+    trials = trials_of(flow, named(parameters, "DRA"))[:2]
     before = plan(trials, features)
     original = provenance.code_digest
 
@@ -159,7 +187,7 @@ def test_code_is_part_of_the_keys_of_the_pieces_it_decides(features, parameters,
     monkeypatch.setattr("mpfm_kedro.experiments.trials.code_digest", edited)
     after = plan(trials, features)
     changed = {name.split("|")[2] for name in before if before[name] != after[name]}
-    assert changed == {"trained", "calibrated"}
+    assert changed == {"flow", "calibrated"}
 
 
 def count_known(data, earlier, parameters, seed, context) -> Artefact:
@@ -199,11 +227,25 @@ def test_a_known_class_that_is_not_there_is_an_error():
 
 
 def test_budgets_name_the_steps_of_training(parameters):
-    training = parameters.training.model_copy(update={"epochs": 7, "iterations_per_epoch": 300})
+    training = parameters.training.model_copy(update={"epochs": 7, "iterations_per_epoch": 300, "head_steps": 1200})
+    comparison = parameters.comparison.model_copy(update={"steps": 1500})
     changed = parameters.model_copy(update={"training": training})
-    budget = {one.name: one.budget for one in compared_specifications(*mpfm(changed), parameters.comparison)}
-    assert budget["MPFM"] == budget["DRA"] == "2,100 steps of 48"
-    assert "2,100" not in budget["Mahalanobis"]
+    budget = {one.name: one.budget for one in compared_specifications(*mpfm(changed), comparison)}
+    assert budget["MPFM"] == "2,100 steps of the flow and 1,200 steps of 48"
+    assert budget["DRA"] == "1,500 steps of 48"
+    assert "1,500" not in budget["Mahalanobis"]
+    assert budget["MPFM, 0 iterations"] == "closed form"
+
+
+def test_the_simple_stack_has_one_gaussian_of_images_and_one_of_patches(parameters):
+    training = parameters.training.model_copy(update={"epochs": 5})
+    found = compared_specifications(parameters.prototypes, parameters.repairs, training, parameters.comparison)
+    ours, simple = (next(one for one in found if one.name == name) for name in ("MPFM", SIMPLE))
+    assert (ours.kind, simple.kind) == ("ours", "reference")
+    assert [piece.name for piece in simple.pieces] == ["closed_form", "heads", "calibrated"]
+    closed_form, heads, calibrated = (piece.parameters for piece in simple.pieces)
+    assert closed_form == ours.pieces[0].parameters | {"max_modes": 1, "n_prototypes": 1}
+    assert (heads, calibrated) == (ours.pieces[1].parameters, ours.pieces[-1].parameters)
 
 
 def test_repeated_values_of_the_sensitivity_are_tried_once(parameters):

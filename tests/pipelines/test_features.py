@@ -22,7 +22,8 @@ from torchvision.models import get_model
 from mpfm_kedro.backbones import extraction
 from mpfm_kedro.backbones.extraction import Backbone, ExtractedBatch
 from mpfm_kedro.backbones.features import Features
-from mpfm_kedro.backbones.store import FeatureStore, StoreFolder, StoreWriter, row_keys
+from mpfm_kedro.backbones.networks import random_network
+from mpfm_kedro.backbones.store import FeatureStore, StoreFolder, StoreWriter, extraction_code, row_keys
 from mpfm_kedro.backbones.weights import digest
 from mpfm_kedro.datasets.weights import BackboneWeights
 from mpfm_kedro.images.loading import ImageLoader
@@ -138,7 +139,7 @@ def plan(images: ImageLoader) -> pd.DataFrame:
 
 def run(images: ImageLoader, weights: BackboneWeights, root: Path, size: int = SIZE, **changes: Any) -> Features:
     views = plan(images).assign(image_size=size)
-    return extract_features(views, images, weights, FeatureStore(root), "cpu", parameters(**changes))
+    return extract_features(views, images, [weights], FeatureStore(root), "cpu", parameters(**changes))
 
 
 def by_view(features: Features) -> tuple[np.ndarray, np.ndarray]:
@@ -205,6 +206,28 @@ def test_nothing_is_computed_twice(images, weights, tmp_path, reads):
     more = run(images, weights, tmp_path / "store")
     assert reads[14:] == ["7.png", "7.png"]
     assert more.index["row"].max() == 15
+
+
+def test_backbones_side_by_side_have_the_rows_of_each_alone(images, weights, tmp_path, reads):
+    alone = [run(images, one, tmp_path / "alone") for one in (weights, squeezenet(1))]
+    reads.clear()
+    views = plan(images).assign(image_size=SIZE)
+    both = extract_features(
+        views, images, [weights, squeezenet(1)], FeatureStore(tmp_path / "alone"), "cpu", parameters()
+    )
+    assert reads == []
+    assert [one.store.folder for one in (both, *both.beside)] == [one.store.folder for one in alone]
+    assert both.beside[0].index.equals(alone[1].index)
+    assert both.spec_digest not in {one.spec_digest for one in alone}
+
+
+def test_transformer_sees_a_multiple_of_its_patches_and_depends_on_its_own_code(images, weights, tmp_path):
+    tensors = random_network("dinov2_vits14").state_dict()
+    own = BackboneWeights("dinov2_vits14", digest(tensors), tensors)
+    spec = run(images, own, tmp_path, layers=["norm"], map_layers=["blocks.0"]).store.spec
+    assert (spec.image_size, spec.map_shape) == (28, (384, 2, 2))
+    assert spec.code == extraction_code("mpfm_kedro.backbones.vit_backbone")
+    assert run(images, weights, tmp_path).store.spec.code == extraction_code()
 
 
 def test_equal_images_share_their_rows(images, weights, tmp_path, reads):

@@ -10,16 +10,24 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from mpfm_kedro.backbones.store import KEY, StoreFolder, row_keys
+from mpfm_kedro.backbones.store import KEY, FeatureSpec, StoreFolder, row_keys
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.provenance import key_digest
 
 
 @dataclass(frozen=True)
 class Features:
-    """The features of one dataset: which row of a store belongs to which sample and view."""
+    """The features of one dataset: which row of a store belongs to which sample and view.
+
+    Args:
+        index: the views (sample_id, content_hash, crop, view) and their rows in the store.
+        store: of the first backbone, which every detector reads.
+        beside: features of the same views in the other backbones.
+    """
 
     index: pd.DataFrame
     store: StoreFolder
+    beside: tuple[Features, ...] = ()
 
     @classmethod
     def locate(cls, views: pd.DataFrame, store: StoreFolder) -> Features:
@@ -45,8 +53,19 @@ class Features:
         return sorted(view for view in self.index["view"].unique() if view.startswith(prefix))
 
     @property
+    def specs(self) -> tuple[FeatureSpec, ...]:
+        """The specifications of all backbones."""
+        return (self.store.spec, *(spec for other in self.beside for spec in other.specs))
+
+    @property
+    def spec_digest(self) -> str:
+        """Names all that decides the numbers besides the images: of one backbone its store, else all of them."""
+        digests = [spec.digest for spec in self.specs]
+        return digests[0] if len(digests) == 1 else key_digest(digests)
+
+    @property
     def digest(self) -> str:
         """Names the content: store and keys, not row numbers, which depend on the order of work."""
         keys = self.index[["sample_id", *KEY]].sort_values(["sample_id", "view"])
-        content = f"{self.store.spec.digest}\n{keys.to_csv(index=False)}"
+        content = f"{self.spec_digest}\n{keys.to_csv(index=False)}"
         return hashlib.sha256(content.encode()).hexdigest()[:16]

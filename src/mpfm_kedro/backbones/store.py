@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +35,16 @@ EXTRACTION_LIBRARIES = ("numpy", "pillow", "torch", "torchvision")
 KEY = ["content_hash", "crop", "view"]
 
 
-def extraction_code() -> str:
-    """Digest of the code that decides the numbers."""
-    return code_digest(*EXTRACTION_CODE)
+def extraction_code(backbone: str = EXTRACTION_CODE[0]) -> str:
+    """Digest of the code that decides the numbers; ``backbone`` is the module of the backbone's class."""
+    return code_digest(*dict.fromkeys([*EXTRACTION_CODE, backbone]))
 
 
-def extraction_libraries() -> tuple[str, ...]:
-    """The libraries that decide the numbers, with their versions."""
+def extraction_libraries(more: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The libraries that decide the numbers, with their versions; ``more`` are those of one backbone alone."""
     versions = library_versions()
-    return tuple(f"{name} {versions[name]}" for name in EXTRACTION_LIBRARIES)
+    own = [f"{name} {versions[name]}" for name in EXTRACTION_LIBRARIES]
+    return (*own, *(f"{name} {version(name)}" for name in more))
 
 
 @dataclass(frozen=True)

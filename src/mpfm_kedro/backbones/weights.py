@@ -6,22 +6,21 @@ digest decides.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import logging
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-import torchvision
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from mpfm_kedro.backbones.origins import KNOWN, ORIGINS, Obtained, Origin, read_tensors
+from mpfm_kedro.backbones import dinov2
+from mpfm_kedro.backbones.networks import check_name, random_network
+from mpfm_kedro.backbones.origins import KNOWN, Obtained, Origin, origins_of, read_tensors
 from mpfm_kedro.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -43,10 +42,10 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 def obtain_weights(
     name: str, folder: Path, weights_file: Path | None = None, origins: Sequence[Origin] | None = None
 ) -> dict[str, Tensor]:
-    """The ImageNet weights of a torchvision classifier, or those of the user's own file.
+    """The pretrained weights of a backbone, or those of the user's own file.
 
     Args:
-        name: A classifier of ``torchvision.models``.
+        name: A backbone (``networks.check_name``).
         folder: Where verified copies are cached, as ``<name>.safetensors``.
         weights_file: A state dict (.pth, .pt or .safetensors) that takes precedence over every other origin.
             It may hold other weights on purpose; then it is used, and not cached in ``folder``.
@@ -56,23 +55,35 @@ def obtain_weights(
         InputError: The name is unknown, the file does not fit the network, no origin has the weights, their
             digest is not the known one, or the folder cannot be written.
     """
-    _check_name(name)
+    check_name(name)
     if weights_file is not None:
         return _use_file(name, folder, weights_file)
     cached = _read_cached(name, folder)
-    return cached if cached is not None else _obtain(name, folder, ORIGINS if origins is None else origins)
+    return cached if cached is not None else _obtain(name, folder, origins_of(name) if origins is None else origins)
 
 
-def _check_name(name: str) -> None:
-    names = torchvision.models.list_models(module=torchvision.models)
-    if name not in names:
-        near = difflib.get_close_matches(name, names, n=3)
-        hint = f"the nearest names are {', '.join(near)}" if near else f"allowed are {', '.join(names)}"
-        raise InputError(f"Unknown backbone '{name}': {hint}")
+def file_owner(names: Sequence[str], file: Path) -> str:
+    """Which of these backbones the user's file belongs to: the only one, or the one that it fits."""
+    if len(names) == 1:
+        return names[0]
+    problems = []
+    for name in names:
+        try:
+            check_fit(name, _read_file(name, file), str(file))
+        except InputError as error:
+            problems.append(error.message)
+        else:
+            return name
+    raise InputError("\n".join(problems))
+
+
+def _read_file(name: str, file: Path) -> dict[str, Tensor]:
+    tensors = read_tensors(file)
+    return dinov2.authors_names(tensors) if name == dinov2.NAME else tensors
 
 
 def _use_file(name: str, folder: Path, file: Path) -> dict[str, Tensor]:
-    tensors = read_tensors(file)
+    tensors = _read_file(name, file)
     check_fit(name, tensors, str(file))
     found = digest(tensors)
     if name not in KNOWN or found != KNOWN[name].digest:
@@ -115,10 +126,7 @@ def _check_digest(name: str, obtained: Obtained) -> None:
 
 def check_fit(name: str, tensors: Mapping[str, Tensor], source: str) -> None:
     """Refuse tensors whose names or shapes are not those of the network."""
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about initial values, which are not used
-        network = torchvision.models.get_model(name, weights=None)
-    expected, found = _shapes(network.state_dict()), _shapes(tensors)
+    expected, found = _shapes(random_network(name).state_dict()), _shapes(tensors)
     problems = [f"{key} is missing" for key in expected if key not in found]
     problems += [f"{key} is not part of the network" for key in found if key not in expected]
     problems += [
@@ -139,8 +147,8 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 def _scratch(name: str, folder: Path) -> Iterator[Path]:
     """A temporary folder inside ``folder``: it shows before any download that one can write there."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder, ignore_cleanup_errors=True) as scratch:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)  # timm/<name> is in a folder of its own
+        with tempfile.TemporaryDirectory(prefix=".weights-", dir=folder, ignore_cleanup_errors=True) as scratch:
             yield Path(scratch)
     except OSError as error:
         raise InputError(f"Cannot write weights to {folder}: {error.strerror or error}") from error
@@ -148,9 +156,9 @@ def _scratch(name: str, folder: Path) -> Iterator[Path]:
 
 def _cache(name: str, folder: Path, obtained: Obtained, scratch: Path) -> None:
     metadata = {"name": name, "digest": digest(obtained.tensors), "origin": obtained.source}
-    partial = scratch / f"{name}.safetensors"
+    partial = scratch / "weights.safetensors"
     partial.write_bytes(save(obtained.tensors, metadata))
-    cached = partial.replace(folder / partial.name)
+    cached = partial.replace(folder / f"{name}.safetensors")
     logger.info("Weights of %s from %s cached as %s", name, obtained.source, cached)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class FeatureStoreDataset(AbstractDataset[None, FeatureStore]):
 
 
 class FeaturesDataset(AbstractDataset[Features, Features]):
-    """The views of a dataset as Parquet, with the specification of the store that has their features.
+    """The views of a dataset as Parquet, with the specifications of the stores that have their features.
 
     Row numbers are not saved: they depend on the order of work, and are looked up in the store.
     """
@@ -55,9 +55,12 @@ class FeaturesDataset(AbstractDataset[Features, Features]):
         self.metadata = metadata
 
     def load(self) -> Features:
-        """Index and store, which must have a row for each view."""
+        """Index and stores, which must have a row for each view."""
         table = pd.read_parquet(self._file)
-        raw: dict[str, Any] = json.loads(table.attrs.pop("spec"))
+        first, others = json.loads(table.attrs.pop("spec")), json.loads(table.attrs.pop("beside", "[]"))
+        return replace(self._locate(table, first), beside=tuple(self._locate(table, raw) for raw in others))
+
+    def _locate(self, table: pd.DataFrame, raw: dict[str, Any]) -> Features:
         if set(raw) != {part.name for part in fields(FeatureSpec)}:
             raise InputError(f"{self._file} is of another version; replace it with kedro run --pipelines=features")
         spec: dict[str, Any] = {name: tuple(part) if isinstance(part, list) else part for name, part in raw.items()}
@@ -66,7 +69,8 @@ class FeaturesDataset(AbstractDataset[Features, Features]):
     def save(self, data: Features) -> None:
         """The views; their features are in the store already."""
         table = data.index.drop(columns="row")
-        table.attrs = {"spec": json.dumps(asdict(data.store.spec))}
+        first, *others = [asdict(spec) for spec in data.specs]
+        table.attrs = {"spec": json.dumps(first), "beside": json.dumps(others)}
         with replacing(self._file) as partial:
             table.to_parquet(partial)
 

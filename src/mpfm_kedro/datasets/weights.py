@@ -12,42 +12,47 @@ from kedro.io import AbstractDataset
 
 @dataclass(frozen=True, eq=False)
 class BackboneWeights:
-    """The weights of a torchvision classifier (tensors by name), with the digest that names them."""
+    """The weights of a backbone (tensors by name), with the digest that names them."""
 
     name: str
     digest: str
     tensors: Mapping[str, Any]
 
 
-class BackboneWeightsDataset(AbstractDataset[None, BackboneWeights]):
-    """Weights of a torchvision classifier, obtained on the first load and cached below ``filepath``.
+class BackboneWeightsDataset(AbstractDataset[None, list[BackboneWeights]]):
+    """Weights of one or several backbones, obtained on the first load and cached below ``filepath``.
 
     Args:
         filepath: The folder of the verified copies.
-        name: A classifier of ``torchvision.models``.
-        weights_file: The user's own state dict, which takes precedence over every other origin.
+        name: A backbone, or several.
+        weights_file: The user's own state dict, which takes precedence over every other origin; of several backbones
+            it belongs to the one that it fits.
         metadata: Free for plugins.
     """
 
     def __init__(
         self,
         filepath: str,
-        name: str,
+        name: str | list[str],
         weights_file: str | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> None:
         self._folder = Path(filepath)
-        self._name = name
+        self._names = [name] if isinstance(name, str) else list(name)
         self._weights_file = Path(weights_file) if weights_file else None
         self.metadata = metadata
 
-    def load(self) -> BackboneWeights:
-        """The weights, with the digest of their tensors."""
+    def load(self) -> list[BackboneWeights]:
+        """The weights of each backbone, with the digest of their tensors."""
         # torch takes seconds to import, and Kedro imports this file at start-up
-        from mpfm_kedro.backbones.weights import digest, obtain_weights
+        from mpfm_kedro.backbones.weights import digest, file_owner, obtain_weights
 
-        tensors = obtain_weights(self._name, self._folder, self._weights_file)
-        return BackboneWeights(self._name, digest(tensors), tensors)
+        owner = file_owner(self._names, self._weights_file) if self._weights_file else None
+        loaded = []
+        for name in self._names:
+            tensors = obtain_weights(name, self._folder, self._weights_file if name == owner else None)
+            loaded.append(BackboneWeights(name, digest(tensors), tensors))
+        return loaded
 
     def save(self, data: None) -> NoReturn:
         """Weights are obtained, never saved."""
@@ -55,9 +60,10 @@ class BackboneWeightsDataset(AbstractDataset[None, BackboneWeights]):
 
     def _describe(self) -> dict[str, Any]:
         file = str(self._weights_file) if self._weights_file else None
-        return {"filepath": str(self._folder), "name": self._name, "weights_file": file}
+        return {"filepath": str(self._folder), "name": self._names, "weights_file": file}
 
     def _exists(self) -> bool:
+        cached = [(self._folder / f"{name}.safetensors").is_file() for name in self._names]
         if self._weights_file:
-            return self._weights_file.is_file()
-        return (self._folder / f"{self._name}.safetensors").is_file()
+            return self._weights_file.is_file() and sum(cached) >= len(cached) - 1
+        return all(cached)

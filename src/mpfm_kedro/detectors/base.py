@@ -36,6 +36,10 @@ class TrainingData:
     pseudo: FeatureRows
     anomalies: FeatureRows
 
+    def of_backbone(self, number: int) -> TrainingData:
+        """The same images in one of the backbones, 0 is the first."""
+        return TrainingData(*(rows.of_backbone(number) for rows in (self.normals, self.pseudo, self.anomalies)))
+
     @property
     def n_known(self) -> int:
         """M, the number of known anomalies."""

@@ -52,3 +52,8 @@ class Specification(Plain):
     load: str
     budget: str = ""
     note: str = ""
+
+
+def piece_name(name: str, backbone: int) -> str:
+    """The name of a piece that every backbone has; 0 is the first."""
+    return name if backbone == 0 else f"{name}_{backbone + 1}"

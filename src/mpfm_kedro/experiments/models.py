@@ -20,9 +20,14 @@ def tabulate_modes(initial_models: dict[str, ArtefactFile]) -> pd.DataFrame:
 
 
 def tabulate_history(models: dict[str, ArtefactFile]) -> pd.DataFrame:
-    """All loss terms, assignment entropy and used prototypes by run and epoch."""
-    rows = [{"run": run} | row for run, found in _own(models, "trained") for row in found["history"]]
-    return pd.DataFrame(rows, columns=None if rows else ["run", "epoch"])
+    """The losses along training by run: of the heads at each tenth of the steps, of the flow at each epoch."""
+    rows = [
+        {"run": run, "piece": piece} | row
+        for piece in ("heads", "flow")
+        for run, found in _own(models, piece)
+        for row in found["history"]
+    ]
+    return pd.DataFrame(rows, columns=None if rows else ["run", "piece", "epoch"])
 
 
 def sample_features(
@@ -32,10 +37,9 @@ def sample_features(
     from mpfm_kedro.detectors.mpfm.reverse import compare_with_samples  # with torch, which is slow to import
 
     run = records(runs)[0]
-    pieces = {
-        name: (initial_models | models)[f"{run['run']}|{TRAINED}|{name}"].load()
-        for name in ("closed_form", "prototypes", "trained")
-    }
+    names = {name: f"{run['run']}|{TRAINED}|{name}" for name in ("closed_form", "flow")}
+    fitted = initial_models | models
+    pieces = {name: fitted[full].load() for name, full in names.items() if full in fitted}
     rows = features.rows(run["train_normals"])
     return compare_with_samples(pieces, features.store.pooled[rows], run["seed"])
 

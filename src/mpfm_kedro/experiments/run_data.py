@@ -28,4 +28,5 @@ def select(features: Features, sample_ids: np.ndarray, views: list[str]) -> Feat
     """Features of samples in some views, view after view; ``source`` is the position of the sample."""
     rows = np.concatenate([features.rows(sample_ids, view) for view in views] or [np.empty(0, dtype=np.int64)])
     source = np.tile(np.arange(len(sample_ids)), len(views))
-    return FeatureRows(np.asarray(features.store.pooled[rows]), features.store.maps, rows, source)
+    beside = tuple(select(other, sample_ids, views) for other in features.beside)
+    return FeatureRows(np.asarray(features.store.pooled[rows]), features.store.maps, rows, source, beside)

@@ -17,13 +17,21 @@ from mpfm_kedro.parameters import (
     TrainingParameters,
 )
 
+SIMPLE = "stack of simple scores"
+FLOW_EPOCHS = 50  # of studies that train the flow where the configuration does not
+
 
 class Ours:
     """MPFM as configured, and with some parameters changed."""
 
     def __init__(
-        self, prototypes: PrototypeParameters, repairs: RepairParameters, training: TrainingParameters
+        self,
+        prototypes: PrototypeParameters,
+        repairs: RepairParameters,
+        training: TrainingParameters,
+        backbone: str | list[str],
     ) -> None:
+        self._n_backbones = 1 if isinstance(backbone, str) else len(backbone)
         self._groups: dict[str, Group] = {"prototypes": prototypes, "repairs": repairs, "training": training}
 
     def __call__(self, name: str = TRAINED, trained: bool = True, **changes: dict[str, Any]) -> Specification:
@@ -32,18 +40,26 @@ class Ours:
             group: parameters.model_validate({**parameters.model_dump(), **changes.get(group, {})})
             for group, parameters in self._groups.items()
         }
-        return specify_mpfm(name, **changed, trained=trained)
+        return specify_mpfm(name, **changed, trained=trained, n_backbones=self._n_backbones)
 
     def untrained(self) -> Specification:
         """MPFM before its first training step."""
         return self(UNTRAINED, trained=False)
 
+    def simple(self) -> Specification:
+        """The same stack of scores over a single Gaussian of images and one of patches: no mixture, no prototypes."""
+        stack = self(SIMPLE, prototypes={"max_modes": 1, "n_prototypes": 1}, training={"epochs": 0})
+        return stack.model_copy(update={"kind": "reference"})
+
 
 def setting_specifications(
-    prototypes: PrototypeParameters, repairs: RepairParameters, training: TrainingParameters
+    prototypes: PrototypeParameters,
+    repairs: RepairParameters,
+    training: TrainingParameters,
+    backbone: str | list[str] = "",
 ) -> list[Specification]:
     """A setting's two rows: MPFM, and MPFM before its first training step."""
-    ours = Ours(prototypes, repairs, training)
+    ours = Ours(prototypes, repairs, training, backbone)
     return [ours(), ours.untrained()]
 
 
@@ -52,13 +68,14 @@ def compared_specifications(
     repairs: RepairParameters,
     training: TrainingParameters,
     comparison: ComparisonParameters,
+    backbone: str | list[str] = "",
 ) -> list[Specification]:
     """MPFM, every baseline and reference, MPFM at 0 iterations; or those that are named."""
     from mpfm_kedro.detectors.registry import baselines  # with torch, which is slow to import
 
-    steps = training.epochs * training.iterations_per_epoch
-    ours = Ours(prototypes, repairs, training)
-    found = [ours(), *(detector.specify(steps) for detector in baselines()), ours.untrained()]
+    ours = Ours(prototypes, repairs, training, backbone)
+    others = [detector.specify(comparison.steps) for detector in baselines()]
+    found = [ours(), *others, ours.simple(), ours.untrained()]
     if comparison.methods == ["all"]:
         return found
     names = [specification.name for specification in found]
@@ -68,24 +85,31 @@ def compared_specifications(
 
 
 def ablated_specifications(
-    prototypes: PrototypeParameters, repairs: RepairParameters, training: TrainingParameters
+    prototypes: PrototypeParameters,
+    repairs: RepairParameters,
+    training: TrainingParameters,
+    backbone: str | list[str] = "",
 ) -> list[Specification]:
-    """MPFM without each of its parts, each trained again, and with each repair in its printed form."""
-    ours = Ours(prototypes, repairs, training)
-    one_mode = {"max_modes": 1}  # and so one velocity; prototypes stay, for MIMR is nothing with one of them
-    no_information = {"mim_weight": 0.0}
+    """MPFM without each of its parts, with each repair in its printed form, and with a trained flow."""
+    ours = Ours(prototypes, repairs, training, backbone)
+    flow = {"epochs": training.epochs or FLOW_EPOCHS}
     found = [
         ours(),
         ours.untrained(),
-        ours("MPFL off", prototypes=one_mode),
-        ours("MIMR off", training=no_information),
-        ours("MPFL and MIMR off", prototypes=one_mode, training=no_information),
+        ours("one mode", prototypes={"max_modes": 1}),
+        ours("one prototype", prototypes={"n_prototypes": 1}),
     ]
-    for kept in ("arn", "gan", "an", "grn", "gar"):
+    for kept in ("arn", "gan", "grn", "gar", "gr", "an"):
         without = " and ".join(f"M_{score}" for score in "garn" if score not in kept)
         found.append(ours(f"without {without}", training={"scores": list(kept)}))
-    for repair in RepairParameters.model_fields:
+    for repair in ("normality_target", "fusion"):
         found.append(ours(f"{repair} printed", repairs={repair: "printed"}))
+    found += [
+        ours("trained flow", training=flow),
+        ours("trained flow, MIMR off", training=flow | {"mim_weight": 0.0}),
+    ]
+    for repair in ("mutual_information", "coupling", "transport_start"):
+        found.append(ours(f"trained flow, {repair} printed", training=flow, repairs={repair: "printed"}))
     return found
 
 
@@ -94,10 +118,12 @@ def sensitivity_specifications(
     repairs: RepairParameters,
     training: TrainingParameters,
     sensitivity: SensitivityParameters,
+    backbone: str | list[str] = "",
 ) -> list[Specification]:
-    """MPFM with other numbers of prototypes K and other weights λ of MIMR."""
-    ours = Ours(prototypes, repairs, training)
+    """MPFM with other numbers of prototypes K, and with a trained flow and other weights λ of MIMR."""
+    ours = Ours(prototypes, repairs, training, backbone)
     by_k = [ours(f"K={k}", prototypes={"n_prototypes": k}) for k in dict.fromkeys(sensitivity.n_prototypes)]
     return by_k + [
-        ours(f"λ={weight:g}", training={"mim_weight": weight}) for weight in dict.fromkeys(sensitivity.mim_weight)
+        ours(f"λ={weight:g}", training={"mim_weight": weight, "epochs": training.epochs or FLOW_EPOCHS})
+        for weight in dict.fromkeys(sensitivity.mim_weight)
     ]

@@ -173,7 +173,7 @@ def score_trials(
     remaining = [task for task in tasks if not task.entry.exists()]
     if remaining:
         most = max(len(task.samples) for task in remaining)
-        need = PROCESS_BYTES + POOLED_COPIES * most * 4 * features.store.spec.pooled_size
+        need = PROCESS_BYTES + POOLED_COPIES * most * 4 * sum(spec.pooled_size for spec in features.specs)
         map_tasks(score_samples, remaining, "Scoring", compute, device, len(tasks), need)
     scores, costs = [], []
     for own, task in zip(groups.values(), tasks, strict=True):
@@ -221,7 +221,7 @@ def _piece_task(
         piece=piece.name,
         parameters=piece.parameters,
         seed=run["seed"] if piece.random else None,
-        features=features.store.spec.digest,
+        features=features.spec_digest,
         data=data["data"],
         code=[code_digest(piece.fit.partition(":")[0]), code_digest(DATA_CODE)],
         libraries=library_versions(),
@@ -232,8 +232,8 @@ def _piece_task(
         "key": key,
         "parameters": piece.parameters,
         "seed": run["seed"],
-        "features": features.store.spec.digest,
-        "weights": features.store.spec.weights_digest,
+        "features": features.spec_digest,
+        "weights": "+".join(spec.weights_digest for spec in features.specs),
         **data,
         "revision": code_revision(),
         "libraries": library_versions(),
@@ -260,7 +260,7 @@ def _score_task(
         pieces=[digest(file) for file in pieces.values()],
         code=[code_digest(specification.load.partition(":")[0]), code_digest(DATA_CODE)],
         libraries=library_versions(),
-        features=features.store.spec.digest,
+        features=features.spec_digest,
         samples=samples,
         contents=contents(samples, features, [ORIGINAL]),
     )
@@ -282,6 +282,6 @@ def _score_table(trial: Trial, chosen: list[int], values: dict[str, np.ndarray])
 
 def _task_bytes(task: PieceTask) -> int:
     """Memory that fitting a piece takes, about: the process, copies of pooled statistics, square matrices."""
-    spec = task.features.store.spec
+    sizes = [spec.pooled_size for spec in task.features.specs]
     rows = task.features.index["sample_id"].isin({*task.run["train_normals"], *task.run["known_anomalies"]}).sum()
-    return PROCESS_BYTES + POOLED_COPIES * int(rows) * 4 * spec.pooled_size + SQUARE_COPIES * 8 * spec.pooled_size**2
+    return PROCESS_BYTES + POOLED_COPIES * int(rows) * 4 * sum(sizes) + SQUARE_COPIES * 8 * max(sizes) ** 2

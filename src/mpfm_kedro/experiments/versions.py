@@ -79,7 +79,7 @@ def check_version(
         raise InputError(f"The version has no model of the present runs {', '.join(missing)}")
     for trial in read_trials(trials, runs):
         pieces = [models[trial.piece_name(piece)] for piece in trial.specification.pieces]
-        if any(piece.details["features"] != features.store.spec.digest for piece in pieces):
+        if any(piece.details["features"] != features.spec_digest for piece in pieces):
             raise InputError("The models of the version were made from other features than the present ones")
         learned = {content for piece in pieces for content in piece.details["learned"]}
         # copies of one image that the present run has on both sides are no sign of another split

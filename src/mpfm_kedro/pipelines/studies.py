@@ -19,12 +19,13 @@ from mpfm_kedro.provenance import code_revision
 
 SHARED = {"samples", "features", "model_cache"}
 MPFM = ["params:prototypes", "params:repairs", "params:training"]
+BACKBONE = "params:backbone"
 SEEDS = ["params:n_seeds", "params:first_seed", "params:ingestion.group_split"]
 
 
 def create_setting(setting: str, make_runs: Node) -> Pipeline:
     """A setting (general or hard): a study with MPFM and MPFM at 0 iterations."""
-    specifications = node(setting_specifications, MPFM, "specifications", name="list_specifications")
+    specifications = node(setting_specifications, [*MPFM, BACKBONE], "specifications", name="list_specifications")
     own = [evaluation.create_pipeline(of_setting=True), reporting.create_pipeline()]
     return _compose(setting, runs.create_pipeline(make_runs, specifications), own)
 
@@ -60,7 +61,8 @@ def _compose(name: str, planned: Pipeline, own: list[Pipeline]) -> Pipeline:
 def describe_origin(study: str, parameters: dict[str, Any], runs: pd.DataFrame, features: Features) -> str:
     """How a table was made: pipeline, date, revision and the parameters that users set most."""
     named = ["dataset", "category", "known_class", "first_seed", "n_seeds", "backbone"]
-    values = ", ".join(f"{name}={parameters[name]}" for name in named)
+    shown = {name: " + ".join(each) if isinstance(each := parameters[name], list) else each for name in named}
+    values = ", ".join(f"{name}={value}" for name, value in shown.items())
     numbers = ", ".join(str(number) for number in sorted(runs["n_anomalies"].unique(), reverse=True))
     return (
         f"Made by `kedro run --pipelines={study}` on {date.today().isoformat()}, revision {code_revision()}, "

@@ -46,21 +46,24 @@ def draw_score_histograms(scores: pd.DataFrame) -> Figure:
 
 
 def draw_loss_curves(history: pd.DataFrame) -> Figure:
-    """Every loss term over the epochs, mean and range over runs."""
+    """Every loss term over the epochs of the flow, or tenths of the heads' steps; mean and range over runs."""
     terms = [term for term in LOSSES if term in history]
     figure, axes = grid(max(1, len(terms)))
     for axis, term in zip(axes, terms, strict=False):
         over_runs = history.groupby("epoch")[term]
         axis.fill_between(over_runs.min().index, over_runs.min(), over_runs.max(), color=NORMAL, alpha=0.25, lw=0)
         axis.plot(over_runs.mean(), color=NORMAL)
-        axis.set(title=term, xlabel="epoch")
+        axis.set(title=f"loss of {term}", xlabel="tenth of the steps" if term == "score_a" else "epoch")
     return figure
 
 
 def draw_prototype_usage(history: pd.DataFrame) -> Figure:
-    """Used prototypes, entropy of the assignments and share of the mutual information over the epochs."""
+    """Used prototypes, entropy of the assignments and share of the mutual information over the epochs of the flow."""
     columns = [name for name in USAGE if name in history]
     figure, axes = grid(max(1, len(columns)))
+    if not columns:
+        axes[0].set_axis_off()
+        axes[0].text(0.5, 0.5, "no flow was trained", ha="center", va="center")
     for axis, column in zip(axes, columns, strict=False):
         for _, part in history.groupby("run"):
             axis.plot(part["epoch"], part[column], color=NORMAL, alpha=0.5, lw=0.8)

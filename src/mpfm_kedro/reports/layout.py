@@ -11,7 +11,7 @@ import pandas as pd
 
 MARKS = {"better": "▲", "worse": "▼"}
 COVERS = (
-    "± is the standard deviation over seeds: other known anomalies, another initialisation, other held-back normals; "
+    "± is the standard deviation over seeds: other known anomalies, another initialisation, other folds of normals; "
     "the split of the normals is fixed."
 )
 

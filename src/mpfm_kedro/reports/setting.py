@@ -38,14 +38,15 @@ def write_report(
         "ROC curves (red: trained, grey: 0 iterations)": draw_roc_curves(scores, run_metrics),
         "Scores of the test images": draw_score_histograms(scores),
         "Training": draw_loss_curves(history),
-        "Prototypes": draw_prototype_usage(history),
     }
+    if "used_prototypes" in history:
+        figures["Prototypes of images in the trained flow"] = draw_prototype_usage(history)
     if sampled_features is not None:
         figures["Real and sampled features of normals, first run"] = draw_sampled_features(sampled_features)
     parts = [_html_table(_shown(summary)), *paragraphs([COVERS])]
     if without_repeats is not None and len(without_repeats):
         parts += [*paragraphs([_excluded(without_repeats)]), _html_table(_shown(without_repeats))]
-    parts += paragraphs([f"'{UNTRAINED}' is the same model before its first training step."])
+    parts += paragraphs([f"'{UNTRAINED}' is the same model before it has learned from any anomaly."])
     parts += [*embedded(figures), "<h2>Runs</h2>", _html_table(run_metrics.round(4))]
     return page(f"MPFM on {run_metrics['dataset'].iloc[0]}, {run_metrics['setting'].iloc[0]} setting", parts)
 

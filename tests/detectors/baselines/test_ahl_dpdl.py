@@ -6,7 +6,7 @@ from sklearn.metrics import roc_auc_score
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Context, TrainingData
 from mpfm_kedro.detectors.baselines.ahl import AHL, Importance, heterogeneous_subsets
-from mpfm_kedro.detectors.baselines.dpdl import DPDL, Bridge, Prototypes, dispersion_loss
+from mpfm_kedro.detectors.baselines.dpdl import DPDL, Bridge, LinearScore, Prototypes, dispersion_loss
 
 BOTH = pytest.mark.parametrize("cls", [AHL, DPDL], ids=lambda cls: cls.name)
 
@@ -175,3 +175,11 @@ def test_dispersion_is_least_where_directions_are_spread():
     even, close = (torch.stack([each.cos(), each.sin()], dim=1) for each in (angle, angle / 20))
     assert dispersion_loss(even) < dispersion_loss(close) - 1
     torch.testing.assert_close(dispersion_loss(3 * even), dispersion_loss(even))
+
+
+def test_linear_score_starts_at_zero_and_is_linear():
+    head = LinearScore(4)
+    assert head(torch.randn(5, 4)).tolist() == [0.0] * 5
+    torch.nn.init.normal_(head.linear.weight)
+    x, y = torch.randn(2, 3, 4)
+    torch.testing.assert_close(head(2 * x - y), 2 * head(x) - head(y))

@@ -5,18 +5,16 @@ import pytest
 import torch
 
 from mpfm_kedro.backbones.rows import FeatureRows
-from mpfm_kedro.detectors.mpfm.assembly import initial_model
+from mpfm_kedro.detectors.base import TrainingData
 from mpfm_kedro.detectors.mpfm.closed_form import fit_closed_form
-from mpfm_kedro.detectors.mpfm.division import Division
+from mpfm_kedro.detectors.mpfm.flow_training import initial_flow, training_set, unseen_start
 from mpfm_kedro.detectors.mpfm.modes import Modes
 from mpfm_kedro.detectors.mpfm.objective import Options
-from mpfm_kedro.detectors.mpfm.prototypes import initialise
 from mpfm_kedro.detectors.mpfm.trainer import Schedule
-from mpfm_kedro.detectors.mpfm.training import training_set
 
 torch.set_num_threads(1)
 
-Problem = namedtuple("Problem", "data closed_form prototypes model training unseen_normals unseen_anomalies")
+Problem = namedtuple("Problem", "data closed_forms flow training unseen_normals unseen_anomalies")
 
 
 @pytest.fixture(scope="session")
@@ -92,15 +90,25 @@ def schedule():
 
 @pytest.fixture(scope="session")
 def options():
-    return Options(mim_weight=0.1, mim_sharpness=50.0, push_margin=0.1, head_penalty=1.0)
+    return Options(mim_weight=0.1, mim_sharpness=50.0, push_margin=0.1)
 
 
 @pytest.fixture(scope="session")
 def make_problem(make_rows):
-    """A small dataset of known modes with its initial model and training set."""
+    """A small dataset of known modes with its closed forms, initial flow and training set."""
 
     def make(
-        n_modes=2, d=10, n=60, n_prototypes=6, n_anomalies=5, cutmix=2, seed=0, coupling="repaired", printed_start=False
+        n_modes=2,
+        d=10,
+        n=60,
+        n_prototypes=6,
+        n_anomalies=5,
+        cutmix=2,
+        seed=0,
+        coupling="repaired",
+        printed_start=False,
+        precision="fp32",
+        transport_steps=1,
     ):
         rng = np.random.default_rng(seed)
         means = 4.0 * rng.normal(size=(n_modes, d))
@@ -111,29 +119,24 @@ def make_problem(make_rows):
             mode = np.arange(size) % n_modes
             return means[mode] + np.einsum("nd,nde->ne", rng.normal(size=(size, d)), np.stack(shapes)[mode])
 
-        def pseudo(features):
-            source = np.tile(np.arange(len(features)), cutmix)
-            return features[source] + 0.6 * rng.normal(size=(len(source), d)), source
-
-        fitted, held_back = normals(n * n_modes), normals(20 * n_modes)
-        (cut, cut_source), (held_cut, held_cut_source) = pseudo(fitted), pseudo(held_back)
-        data = Division(
-            normals=make_rows(fitted, seed=1),
-            pseudo=make_rows(cut, spot=2.0, seed=2, source=cut_source),
-            anomalies=make_rows(normals(n_anomalies) + shift, spot=4.0, seed=3),
-            held_back=make_rows(held_back, seed=4),
-            held_back_pseudo=make_rows(held_cut, spot=2.0, seed=5, source=held_cut_source),
+        fitted = normals(n * n_modes)
+        source = np.tile(np.arange(len(fitted)), cutmix)
+        cut = fitted[source] + 0.6 * rng.normal(size=(len(source), d))
+        data = TrainingData(
+            make_rows(fitted, seed=1),
+            make_rows(cut, spot=2.0, seed=2, source=source),
+            make_rows(normals(n_anomalies) + shift, spot=4.0, seed=3),
         )
-        rows = data.normals, data.pseudo, data.held_back
-        closed_form, _ = fit_closed_form(*rows, 4, 20, top_share=0.1, seed=seed, printed=printed_start)
-        prototypes = initialise(closed_form, data.normals, n_prototypes, transport_steps=1, seed=seed)
-        model = initial_model(closed_form, prototypes, hidden=8, seed=seed)
+        closed_forms, _ = fit_closed_form(data.normals, 4, 20, n_prototypes=10, top_share=0.1, seed=seed)
+        start = None if printed_start else unseen_start(closed_forms, data.normals)
+        parameters = {"n_prototypes": n_prototypes, "hidden": 8, "transport_steps": transport_steps}
+        z = closed_forms.final.standardiser.z(data.normals)
+        flow = initial_flow(closed_forms, z, start, parameters | {"precision": precision}, seed)
         return Problem(
             data,
-            closed_form,
-            prototypes,
-            model,
-            training_set(model, closed_form, data, seed, coupling == "repaired"),
+            closed_forms,
+            flow,
+            training_set(flow, closed_forms, data, start, seed, coupling == "repaired"),
             make_rows(normals(200), seed=6),
             make_rows(normals(200) + shift, spot=4.0, seed=7),
         )
@@ -150,11 +153,11 @@ def problem(make_problem):
 def wake():
     """Small random weights for the layers that start at zero, so that gradients pass them."""
 
-    def randomise(model, size=0.05):
+    def randomise(flow, size=0.05):
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
-            for weight in (model.velocity.mean.weight, model.velocity.logit.weight, *model.head_weights()):
+            for weight in (flow.velocity.mean.weight, flow.velocity.logit.weight):
                 weight.copy_(size * torch.randn(weight.shape, generator=generator))
-        return model
+        return flow
 
     return randomise

@@ -3,134 +3,179 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from mpfm_kedro.backbones.rows import FeatureRows
-from mpfm_kedro.detectors.mpfm.heads import GlobalScore, LinearScore, LocalScore
-from mpfm_kedro.detectors.mpfm.patches import fit_patch_groups, smooth
+from mpfm_kedro.detectors.base import Context
+from mpfm_kedro.detectors.mpfm.heads import (
+    DECAY,
+    DECAYS,
+    LEARNING_RATE,
+    MARGIN,
+    PENALTY,
+    WEIGHT_DECAY,
+    TopPositions,
+    fit_linear,
+    fit_top_positions,
+    top_number,
+)
+
+CHANNELS, HEIGHT, WIDTH = 4, 3, 5
+CPU = torch.device("cpu")
 
 
-def local(channels, top_share, seed=0, patches=None):
-    generator = torch.Generator().manual_seed(seed)
-    center, spread = torch.randn(channels, generator=generator), torch.rand(channels, generator=generator) + 0.5
-    head = LocalScore(center, spread, top_share, patches)
-    with torch.no_grad():
-        head.weight.copy_(torch.randn(channels, generator=generator))
-        head.bias.fill_(0.3)
-    return head
+def rows_of(maps):
+    n = len(maps)
+    return FeatureRows(np.zeros((n, 2), np.float32), maps.astype(np.float16), np.arange(n), np.arange(n))
 
 
-def patch_groups(channels, n_modes=2, height=6, width=6):
-    rng = np.random.default_rng(0)
-    maps = rng.normal(size=(20, channels, height, width)) + 0.5 * np.arange(channels)[:, None, None]
-    rows = FeatureRows(np.zeros((20, 1)), maps.astype(np.float16), np.arange(20), np.arange(20))
-    return fit_patch_groups(rows, np.arange(20) % n_modes, 0)
+def images(n, seed=0, spot=0.0):
+    """Maps of noise, with a bright spot anywhere in the second channel."""
+    rng = np.random.default_rng(seed)
+    maps = rng.normal(size=(n, CHANNELS, HEIGHT, WIDTH)) * np.array([1.0, 0.5, 2.0, 1.0])[:, None, None]
+    maps[np.arange(n), 1, rng.integers(HEIGHT, size=n), rng.integers(WIDTH, size=n)] += spot
+    return maps
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.integers(0, 1000), st.integers(1, 7), st.integers(1, 7), st.sampled_from([0.05, 0.25, 0.5, 1.0]))
-def test_printed_local_score_is_the_mean_of_the_highest_positions(seed, height, width, top_share):
-    head = local(3, top_share, seed)
-    maps = torch.randn(4, 3, height, width, generator=torch.Generator().manual_seed(seed))
-    standardised = ((maps - head.center[:, None, None]) / head.spread[:, None, None]).numpy()
-    weight = head.weight.detach().numpy()
-    for image, score in zip(standardised, head(maps, None).tolist(), strict=True):
-        positions = sorted(float(image[:, y, x] @ weight) + 0.3 for y in range(height) for x in range(width))
-        top = positions[-max(1, int(top_share * height * width)) :]
-        assert score == pytest.approx(np.mean(top), abs=1e-4)
+def everything(n_heads, n, m):
+    return np.ones((n_heads, n), dtype=bool), np.ones((n_heads, m), dtype=bool)
+
+
+def fitted(normals, anomalies, learns, steps=40, batch=(8, 4), seed=0, top_share=0.2):
+    scale = torch.full((CHANNELS,), 0.3), torch.full((CHANNELS,), 1.2)
+    arguments = rows_of(normals), rows_of(anomalies), learns, *scale, top_share, steps, batch, seed, Context()
+    return fit_top_positions(*arguments)
 
 
 @settings(deadline=None, max_examples=20)
-@given(st.integers(0, 1000), st.integers(2, 7), st.integers(2, 7), st.sampled_from([0.05, 0.25, 0.5, 1.0]))
-def test_local_score_is_the_mean_of_the_heat_map_where_patches_are_most_unusual(seed, height, width, top_share):
-    patches = patch_groups(3, height=height, width=width)
-    head = local(3, top_share, seed, patches)
-    maps = torch.randn(4, 3, height, width, generator=torch.Generator().manual_seed(seed))
-    mode = torch.tensor([0, 1, 1, 0])
-    scores, heat = head(None, head.evidence(maps, mode)), head.heat_map(maps, mode)
-    for i in range(4):
-        energy = patches.energy(smooth(maps[i : i + 1]), mode[i : i + 1]).flatten().tolist()
-        order = sorted(range(len(energy)), key=lambda position, energy=energy: -energy[position])
-        top = order[: max(1, int(top_share * len(energy)))]
-        assert scores[i].item() == pytest.approx(heat[i].flatten()[top].mean().item(), abs=1e-4)
+@given(st.integers(0, 1000), st.integers(1, 3), st.sampled_from([0.01, 0.2, 0.5, 1.0]))
+def test_score_is_the_mean_of_the_largest_position_scores(seed, n_heads, top_share):
+    rng = np.random.default_rng(seed)
+    weight, bias, center = rng.normal(size=(n_heads, CHANNELS)), rng.normal(size=n_heads), rng.normal(size=CHANNELS)
+    spread = rng.uniform(0.5, 2, CHANNELS)
+    tensors = [torch.from_numpy(array).float() for array in (weight, bias, center, spread)]
+    rows = rows_of(images(5, seed))
+    found = TopPositions(*tensors, top_share).score(rows, CPU)
+    assert found.shape == (5, n_heads)
+    number = max(1, int(top_share * HEIGHT * WIDTH))
+    for i, image in enumerate(rows.maps.astype(float)):
+        standardised = (image - center[:, None, None]) / spread[:, None, None]
+        for h in range(n_heads):
+            positions = sorted(
+                abs(weight[h] @ standardised[:, y, x] + bias[h]) for y in range(HEIGHT) for x in range(WIDTH)
+            )
+            assert found[i, h] == pytest.approx(np.mean(positions[-number:]), rel=1e-3)
 
 
-def test_untrained_local_score_is_the_energy_of_the_most_unusual_patches():
-    patches = patch_groups(3, height=4, width=4)
-    head = LocalScore(torch.zeros(3), torch.ones(3), 0.25, patches)
-    maps, mode = torch.randn(5, 3, 4, 4), torch.zeros(5, dtype=torch.long)
-    energy = patches.energy(smooth(maps), mode).flatten(1).sort(1, descending=True).values[:, :4]
-    torch.testing.assert_close(head(None, head.evidence(maps, mode)), energy.mean(1))
+def test_no_rows_have_no_scores():
+    head = TopPositions(torch.ones(2, CHANNELS), torch.zeros(2), torch.zeros(CHANNELS), torch.ones(CHANNELS), 0.1)
+    assert head.score(rows_of(images(3)).take(np.arange(0)), CPU).shape == (0, 2)
 
 
-def test_printed_local_score_has_no_evidence_beside_the_maps():
-    assert local(3, 0.1).evidence(torch.randn(2, 3, 4, 4), torch.zeros(2)) is None
+@given(st.floats(1e-6, 1), st.integers(1, 10_000))
+def test_at_least_one_position_and_at_most_all_are_averaged(share, positions):
+    assert 1 <= top_number(share, positions) <= positions
 
 
-@pytest.mark.parametrize("patches", [None, patch_groups(5, height=6, width=8)])
-def test_heat_map_shows_where_the_evidence_is(patches):
-    head = local(5, 0.1, patches=patches)
-    plain = torch.zeros(5) + head.center if patches is None else patches.mean[0, 0]
-    maps = plain[:, None, None].repeat(1, 6, 8).repeat(2, 1, 1, 1)
-    maps[0, :, 2, 7] += 20 * head.weight.detach() * head.spread
-    heat = head.heat_map(maps, torch.zeros(2, dtype=torch.long))
-    assert heat.shape == (2, 6, 8)
-    highest = heat[0].flatten().argmax().item()
-    assert (abs(highest // 8 - 2), abs(highest % 8 - 7)) <= ((0, 0) if patches is None else (1, 1))
-    torch.testing.assert_close(heat[1], heat[1, 0, 0].expand(6, 8), rtol=1e-4, atol=1e-4)
+def by_autograd(normals, anomalies, learns, steps, batch, seed, top_share):
+    """The heads trained by the loss as it is written, with batches drawn alike."""
+    half = [torch.from_numpy((maps.astype(np.float16).astype(np.float32) - 0.3) / 1.2) for maps in (normals, anomalies)]
+    data = [maps.half().float().flatten(2).transpose(1, 2) for maps in half]
+    generator = torch.Generator().manual_seed(seed)
+    first = (2 * torch.rand(CHANNELS, generator=generator) - 1) / CHANNELS**0.5
+    weight = first.repeat(len(learns[0]), 1).requires_grad_()
+    bias = torch.zeros(len(learns[0]), requires_grad=True)
+    optimiser = torch.optim.Adam([weight, bias], LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    schedule = torch.optim.lr_scheduler.StepLR(optimiser, max(1, steps // DECAYS), DECAY)
+    losses = []
+    for _ in range(steps):
+        drawn = [torch.randint(each.shape[1], (n,), generator=generator) for each, n in zip(learns, batch, strict=True)]
+        total = torch.zeros(len(weight))
+        for maps, own, index, wanted in zip(data, learns, drawn, ("low", "high"), strict=True):
+            position = (maps[index] @ weight.T + bias).abs()
+            score = position.topk(top_number(top_share, HEIGHT * WIDTH), dim=1).values.mean(1)
+            deviation = score if wanted == "low" else (MARGIN - score).clamp_min(0)
+            learned = torch.from_numpy(own)[:, index].T.float()
+            total = total + len(index) * (deviation * learned).sum(0) / learned.sum(0).clamp_min(1)
+        loss = total / sum(batch)
+        optimiser.zero_grad()
+        loss.sum().backward()
+        optimiser.step()
+        schedule.step()
+        losses.append(float(loss[-1].detach()))
+    return weight.detach(), bias.detach(), losses
 
 
-@pytest.mark.parametrize("patches", [None, patch_groups(4, height=5, width=5)])
-def test_local_score_takes_maps_as_they_are_stored(patches):
-    head = local(4, 0.5, patches=patches)
-    maps, mode = torch.randn(3, 4, 5, 5), torch.zeros(3, dtype=torch.long)
-    stored, exact = (head(kind, head.evidence(kind, mode)) for kind in (maps.half(), maps))
-    torch.testing.assert_close(stored, exact, rtol=0.01, atol=0.02)
+@pytest.mark.parametrize("steps", [1, 12])
+@pytest.mark.parametrize("top_share", [0.01, 0.3])
+def test_the_gradient_is_that_of_the_loss(steps, top_share):
+    rng = np.random.default_rng(1)
+    learns = rng.random((3, 20)) < 0.7, rng.random((3, 9)) < 0.7
+    arguments = images(20), images(9, seed=1, spot=5.0), learns, steps, (8, 4), 3, top_share
+    heads, history = fitted(*arguments)
+    weight, bias, losses = by_autograd(*arguments)
+    torch.testing.assert_close(heads.weight, weight, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(heads.bias, bias, rtol=1e-3, atol=1e-5)
+    assert np.mean(history[:10]) == pytest.approx(np.mean(losses[:10]), rel=1e-3)
 
 
-def test_printed_local_score_learns_a_bright_spot_from_any_draw():
-    for seed in range(8):
-        generator = torch.Generator().manual_seed(seed)
-        maps = torch.randn(64, 4, 6, 6, generator=generator)
-        label = torch.arange(64) % 2
-        maps[label == 1, 0, 1, 2] += 5
-        head = LocalScore(torch.zeros(4), torch.ones(4), 0.1)
-        optimiser = torch.optim.AdamW(head.parameters(), lr=0.02)
-        for _ in range(60):
-            optimiser.zero_grad()
-            binary_cross_entropy_with_logits(head(maps, None), label.float()).backward()
-            optimiser.step()
-        assert roc_auc_score(label, head(maps, None).detach()) > 0.9, seed
+def test_a_head_does_not_depend_on_rows_it_does_not_learn_from():
+    normals, anomalies = images(20), images(9, seed=1, spot=5.0)
+    learns = everything(2, 20, 9)
+    learns[0][0, :6] = learns[1][0, :3] = False
+    before, _ = fitted(normals, anomalies, learns)
+    normals[:6], anomalies[:3] = 3 * normals[:6] + 1, -anomalies[:3]
+    after, _ = fitted(normals, anomalies, learns)
+    assert torch.equal(before.weight[0], after.weight[0]) and before.bias[0] == after.bias[0]
+    assert not torch.equal(before.weight[1], after.weight[1])
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.floats(-5, 5), st.floats(0, 3), st.floats(-4, 4), st.floats(-4, 4))
-def test_global_score_keeps_the_order(center, spread, slope, offset):
-    head = GlobalScore(center, spread)
-    with torch.no_grad():
-        head.slope.fill_(slope)
-        head.offset.fill_(offset)
-    scores = head(torch.linspace(center - 2, center + 2, 9))
-    assert (scores.diff() > 0).all()
+def test_heads_fitted_together_are_those_fitted_alone():
+    normals, anomalies = images(20), images(9, seed=1, spot=5.0)
+    learns = everything(3, 20, 9)
+    learns[0][1, ::2] = learns[1][1, ::2] = False
+    together, _ = fitted(normals, anomalies, learns)
+    alone, _ = fitted(normals, anomalies, tuple(each[1:2] for each in learns))
+    torch.testing.assert_close(together.weight[1:2], alone.weight, rtol=1e-3, atol=1e-4)
+    assert torch.equal(together.weight[0], together.weight[2])
 
 
-def test_global_score_starts_as_the_standardised_energy():
-    energy = torch.tensor([1.0, 2.0, 4.0])
-    torch.testing.assert_close(GlobalScore(2.0, 0.5)(energy), torch.tensor([-2.0, 0.0, 4.0]))
+def test_loss_goes_down_and_new_anomalies_are_found():
+    normals, anomalies = images(60), images(12, seed=1, spot=6.0)
+    heads, history = fitted(normals, anomalies, everything(1, 60, 12), steps=500, batch=(16, 8), top_share=0.1)
+    assert len(history) == 10
+    assert history[-1] < 0.8 * history[0]
+    new = rows_of(np.concatenate([images(50, seed=2), images(50, seed=3, spot=6.0)]))
+    assert roc_auc_score(np.repeat([0, 1], 50), heads.score(new, CPU)[:, 0]) > 0.95
 
 
-def test_global_score_of_normals_without_spread_is_finite():
-    assert GlobalScore(1.0, 0.0)(torch.tensor([1.0, 1.1])).isfinite().all()
+@pytest.mark.parametrize("steps", [1, 3, 11])
+def test_history_covers_every_step(steps):
+    _, history = fitted(images(10), images(4), everything(1, 10, 4), steps=steps)
+    assert len(history) == {1: 1, 3: 3, 11: 11}[steps]
+    assert np.isfinite(history).all()
 
 
-def test_linear_and_printed_local_scores_start_at_zero():
-    assert LinearScore(7)(torch.randn(5, 7)).tolist() == [0.0] * 5
-    assert LocalScore(torch.zeros(3), torch.ones(3), 0.1)(torch.randn(5, 3, 4, 4), None).tolist() == [0.0] * 5
+@pytest.mark.parametrize(("n", "m"), [(2, 1), (1, 1), (2, 2)])
+def test_few_images_are_enough(n, m):
+    heads, history = fitted(images(n), images(m, seed=1, spot=5.0), everything(2, n, m))
+    assert heads.weight.isfinite().all() and np.isfinite(history).all()
 
 
-def test_linear_score_is_linear():
-    head = LinearScore(4)
-    torch.nn.init.normal_(head.linear.weight)
-    x, y = torch.randn(2, 3, 4)
-    torch.testing.assert_close(head(2 * x - y), 2 * head(x) - head(y))
+def test_linear_heads_are_logistic_regressions_on_what_they_learn_from():
+    rng = np.random.default_rng(0)
+    normals, anomalies = rng.normal(size=(40, 6)), rng.normal(size=(8, 6)) + 1
+    learns = everything(2, 40, 8)
+    learns[0][0, 10:20] = learns[1][0, 5] = False
+    weight, bias = fit_linear(normals, anomalies, learns)
+    assert weight.shape == (2, 6) and bias.shape == (2,)
+    for h, (own, known) in enumerate(zip(*learns, strict=True)):
+        x, y = np.concatenate([normals[own], anomalies[known]]), np.repeat([0, 1], [own.sum(), known.sum()])
+        expected = LogisticRegression(C=PENALTY, class_weight="balanced", max_iter=500).fit(x, y)
+        np.testing.assert_allclose(weight[h], expected.coef_[0])
+        np.testing.assert_allclose(bias[h], expected.intercept_[0])
+    normals[10:20], anomalies[5] = 9.0, -9.0
+    again, _ = fit_linear(normals, anomalies, learns)
+    np.testing.assert_array_equal(again[0], weight[0])
+    assert (again[1] != weight[1]).any()

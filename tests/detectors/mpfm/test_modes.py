@@ -139,6 +139,30 @@ def test_endpoint_draws_the_mode_from_its_posterior(make_modes):
     assert (distance.argmin(1) == 0).double().mean() == pytest.approx(float(share), abs=0.04)
 
 
+def test_samples_have_the_shares_means_and_covariances_of_the_modes(make_modes, covariances):
+    modes = make_modes(d=4, ranks=(2, 3, 0), far=15.0).float()
+    sample = modes.sample(60_000, torch.Generator().manual_seed(0))
+    assert sample.shape == (60_000, 4)
+    mode = modes.posterior(sample).argmax(1)
+    for j, covariance in enumerate(covariances(modes)):
+        own = sample[mode == j]
+        assert len(own) / len(sample) == pytest.approx(float(modes.weight[j]), abs=0.01)
+        torch.testing.assert_close(own.mean(0), modes.mean[j], atol=0.06, rtol=0)
+        torch.testing.assert_close(own.T.cov(), covariance, atol=0.15, rtol=0)
+
+
+@settings(deadline=None, max_examples=20)
+@given(shapes())
+def test_sampling_is_the_transport_backwards(make_modes, shape):
+    modes = make_modes(shape["seed"], shape["d"], (max(shape["ranks"]),)).float()
+    generator = torch.Generator().manual_seed(1)
+    sample = modes.sample(7, generator)
+    again = torch.Generator().manual_seed(1)
+    torch.multinomial(modes.weight, 7, replacement=True, generator=again)
+    noise = torch.randn(7, shape["d"], generator=again)
+    torch.testing.assert_close(modes.start(sample).psi, modes.target_mean + noise, rtol=1e-3, atol=1e-3)
+
+
 def test_single_precision_is_enough_at_the_default_dimension():
     rng = np.random.default_rng(0)
     d, rank = 2304, 60

@@ -7,15 +7,14 @@ import pytest
 import torch
 
 from mpfm_kedro.detectors.base import Context, TrainingData
-from mpfm_kedro.detectors.mpfm import calibration, closed_form, prototypes, training
-from mpfm_kedro.detectors.mpfm.assembly import assemble, score_rows
+from mpfm_kedro.detectors.mpfm import calibration, closed_form, flow_training, learned
 from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.detectors.mpfm.reverse import sample_normals
 from mpfm_kedro.detectors.mpfm.trainer import draw_batch, train
 from pretended_cuda import CUDA, PretendedCuda, place
 
 CPU = torch.device("cpu")
-FITS = {"closed_form": closed_form, "prototypes": prototypes, "trained": training, "calibrated": calibration}
+FITS = {"closed_form": closed_form, "flow": flow_training, "heads": learned, "calibrated": calibration}
 REPAIRS = ("mutual_information", "normality_target", "coupling", "transport_start", "fusion")
 BOTH_STARTS = pytest.mark.parametrize("start", ["repaired", "printed"])
 
@@ -43,18 +42,28 @@ def data(make_rows):
 
 
 @pytest.fixture
-def fit(data, schedule, options):
-    """All pieces on a device, one epoch of one step, with a set of named repairs switched."""
+def parameters(schedule, options):
+    """Of all pieces: one epoch of one step, with a set of named repairs switched."""
+
+    def of(start="repaired", **changes):
+        sizes = {"n_prototypes": 6, "max_modes": 2, "min_mode_size": 20, "hidden": 8, "head_steps": 3}
+        others = {"top_share": 0.1, "head_top_share": 0.1, "transport_steps": 1, "precision": "fp32"}
+        found = dataclasses.asdict(schedule) | dataclasses.asdict(options) | sizes | others
+        found |= {"scores": list("garn"), "backbone": 0, "n_backbones": 1}
+        return found | dict.fromkeys(REPAIRS, start) | {"epochs": 1, "iterations_per_epoch": 1} | changes
+
+    return of
+
+
+@pytest.fixture
+def fit(data, parameters):
+    """All pieces on a device."""
 
     def of(device, start="repaired", checkpoint=None, **changes):
-        sizes = {"n_prototypes": 6, "max_modes": 2, "min_mode_size": 20, "held_back_share": 0.2, "hidden": 8}
-        others = {"top_share": 0.1, "transport_steps": 1, "scores": list("garn"), "precision": "fp32"}
-        parameters = dataclasses.asdict(schedule) | dataclasses.asdict(options) | sizes | others
-        parameters |= dict.fromkeys(REPAIRS, start) | {"epochs": 1, "iterations_per_epoch": 1} | changes
         pieces = {}
         for name, module in FITS.items():
-            context = Context(device, checkpoint=checkpoint if name == "trained" else None)
-            pieces[name] = module.fit(data, dict(pieces), parameters, 0, context)
+            context = Context(device, checkpoint=checkpoint if name == "flow" else None)
+            pieces[name] = module.fit(data, dict(pieces), parameters(start, **changes), 0, context)
         return pieces
 
     return of
@@ -73,9 +82,27 @@ def test_every_piece_is_fitted_on_the_device(fit, start):
         pieces = fit(CUDA, start, Memory())
         for piece in pieces.values():
             assert all(value.device.type == "cpu" for value in piece.tensors.values())
+    assert set(pieces) == set(FITS)
     for name, piece in pieces.items():
         same(piece, expected[name])
     assert "_fused_adamw_" in pretended.operations
+
+
+@pytest.mark.parametrize(
+    ("name", "operations"),
+    [
+        ("closed_form", set()),  # eigenvectors and K-means: on the CPU wherever the rest is
+        ("flow", {"_fused_adamw_", "logsumexp"}),
+        ("heads", {"scatter_", "topk"}),
+        ("calibrated", {"topk", "amin"}),
+    ],
+)
+def test_each_piece_computes_on_the_device(fit, data, parameters, name, operations):
+    earlier = {piece: artefact for piece, artefact in fit(CPU).items() if piece != name}
+    with PretendedCuda() as pretended:
+        FITS[name].fit(data, earlier, parameters(), 0, Context(CUDA))
+    assert pretended.operations >= operations
+    assert bool(pretended.operations) == bool(operations)
 
 
 @BOTH_STARTS
@@ -84,7 +111,7 @@ def test_scoring_stays_on_the_device(fit, data, start):
     expected = load(pieces, CPU).score_samples(data.anomalies)
     with PretendedCuda() as pretended:
         scores = load(pieces, CUDA).score_samples(data.anomalies)
-    assert "topk" in pretended.operations
+    assert {"topk", "amin"} <= pretended.operations
     for name in ("score", "parts", "mode"):
         np.testing.assert_array_equal(getattr(scores, name), getattr(expected, name))
 
@@ -92,17 +119,15 @@ def test_scoring_stays_on_the_device(fit, data, start):
 @pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
 def test_a_batch_is_copied_to_cuda_from_pinned_memory(problem, schedule, device):
     with PretendedCuda() as pretended:
-        batch = draw_batch(problem.model.to(device), problem.training, schedule, torch.Generator(), device)
-    tensors = [batch.z, *batch.start, *batch.path, *batch.evidence, batch.label]
+        batch = draw_batch(problem.training, schedule, torch.Generator(), device)
+    tensors = [batch.z, *batch.start, *batch.path, batch.label]
     assert {place(tensor) for tensor in tensors} == {device.type}
     assert pretended.pinned == (len(tensors) - 1 if device == CUDA else 0)
 
 
 def test_the_precision_is_stored_with_what_was_trained_in_it(fit):
     pieces = fit(CPU, precision="bf16")
-    assert pieces["trained"].details["precision"] == assemble(pieces, CPU).velocity.precision == "bf16"
-    del pieces["trained"]
-    assert assemble(pieces, CPU).velocity.precision == "fp32"
+    assert pieces["flow"].details["precision"] == load(pieces, CPU).flow.velocity.precision == "bf16"
 
 
 def test_an_interrupted_training_resumes_on_the_device(fit):
@@ -110,45 +135,49 @@ def test_an_interrupted_training_resumes_on_the_device(fit):
         checkpoint = Memory()
         whole = fit(CUDA, checkpoint=checkpoint, epochs=2)
         assert len(checkpoint.states) == 2
-        same(fit(CUDA, checkpoint=Memory(checkpoint.states[:1]), epochs=2)["trained"], whole["trained"])
+        same(fit(CUDA, checkpoint=Memory(checkpoint.states[:1]), epochs=2)["flow"], whole["flow"])
 
 
 @pytest.mark.parametrize("transport_steps", [1, 2])
 @pytest.mark.parametrize("coupling", ["repaired", "printed"])
 def test_other_forms_train_on_the_device(fit, coupling, transport_steps):
     with PretendedCuda():
-        found = fit(CUDA, coupling=coupling, transport_steps=transport_steps)["trained"]
-    same(found, fit(CPU, coupling=coupling, transport_steps=transport_steps)["trained"])
+        found = fit(CUDA, coupling=coupling, transport_steps=transport_steps)["flow"]
+    same(found, fit(CPU, coupling=coupling, transport_steps=transport_steps)["flow"])
 
 
 @pytest.mark.parametrize("printed_start", [False, True])
 def test_normals_are_sampled_on_the_device(make_problem, printed_start):
-    model, drawn = make_problem(printed_start=printed_start).model, []
+    flow, drawn = make_problem(printed_start=printed_start).flow, []
     for device in (CPU, CUDA):
         with PretendedCuda(), torch.inference_mode():
-            model.to(device)
+            flow.to(device)
             generator = torch.Generator().manual_seed(0)
-            sample = sample_normals(model.velocity, model.prototypes, 5, 2, 1.0, generator)
+            sample = sample_normals(flow.velocity, flow.prototypes, 5, 2, 1.0, generator)
             assert sample.device.type == device.type
+            assert flow.modes.sample(5, generator).device.type == device.type
             drawn.append(sample.cpu().numpy())
     np.testing.assert_array_equal(*drawn)
 
 
-def test_heat_maps_stay_on_the_device(problem):
+@pytest.mark.parametrize("left", ["modes", "patches"])
+def test_a_part_of_the_closed_form_left_on_the_cpu_raises(problem, left):
+    final = problem.closed_forms.final
     with PretendedCuda():
-        model = problem.model.to(CUDA)
-        maps = problem.data.normals.map_batch(np.arange(4)).to(CUDA)
-        assert model.local_score.heat_map(maps, torch.zeros(4, dtype=torch.long, device=CUDA)).is_cuda
-
-
-@pytest.mark.parametrize("left", ["velocity", "prototypes", "modes", "local_score", "residual_score", "global_score"])
-def test_a_part_left_on_the_cpu_raises(problem, schedule, options, left):
-    with PretendedCuda():
-        problem.model.to(CUDA)
-        getattr(problem.model, left).to(CPU)
+        final.to(CUDA)
+        getattr(final, left).to(CPU)
         with pytest.raises(RuntimeError, match="same device"):
-            train(problem.model, problem.training, schedule, options, 0)
-            score_rows(problem.model, problem.unseen_normals)
+            final.score(problem.unseen_normals)
+
+
+@pytest.mark.parametrize("left", ["velocity", "prototypes", "modes", "global_score"])
+def test_a_part_of_the_flow_left_on_the_cpu_raises(problem, schedule, options, left):
+    with PretendedCuda():
+        problem.flow.to(CUDA)
+        getattr(problem.flow, left).to(CPU)
+        with pytest.raises(RuntimeError, match="same device"):
+            train(problem.flow, problem.training, schedule, options, 0)
+            problem.flow.score(problem.training.normals.z)
 
 
 def test_the_random_state_of_the_device_is_left_alone(fit, monkeypatch):

@@ -18,7 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, normalize, sof
 
 from mpfm_kedro.detectors.baselines.gradient_training import NORMAL, GradientDetector, TopPositions
 from mpfm_kedro.detectors.baselines.inputs import TrainingInput
-from mpfm_kedro.detectors.mpfm.heads import GlobalScore, LinearScore
+from mpfm_kedro.detectors.mpfm.flow import GlobalScore
 
 DIMENSION = 128
 PROTOTYPES = 16
@@ -83,6 +83,20 @@ class Prototypes(nn.Module):
         which = torch.multinomial(self.logit.detach().softmax(0).cpu(), number, replacement=True, generator=generator)
         noise = torch.randn(number, self.mean.shape[1], generator=generator).to(self.mean.device)
         return self.mean.detach()[which.to(self.mean.device)] + self.spread * noise
+
+
+class LinearScore(nn.Module):
+    """A linear score that starts at zero."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, 1)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, size) → (B,)."""
+        return self.linear(x).squeeze(1)
 
 
 class Output(NamedTuple):

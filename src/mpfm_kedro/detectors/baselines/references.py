@@ -22,10 +22,15 @@ from mpfm_kedro.detectors.baselines.estimators import (
     Neighbours,
     Standardiser,
 )
-from mpfm_kedro.detectors.mpfm.mode_fitting import SHRINKAGES, Spectrum, fit_modes, folds
+from mpfm_kedro.detectors.mpfm.mode_fitting import (
+    SHRINKAGES,
+    choose_partition,
+    choose_shrinkage,
+    folds,
+    spectra_of,
+)
 from mpfm_kedro.detectors.pieces import Piece
 
-HELD_OUT_SHARE = 0.2
 MAX_MODES = 4
 MIN_MODE_SIZE = 50
 
@@ -88,8 +93,8 @@ class Mahalanobis(PooledDetector):
 class MixtureOfModes(PooledDetector):
     """−log Σ_j ω_j N(z; m_j, Σ_j): up to four modes of the normals, each with its own shrunk covariance.
 
-    A share of the normals is held out at first: with the others it decides how many modes are stable and how much each
-    is shrunk. Then each held-out normal joins its most probable mode, and the covariances are those of all normals.
+    A fifth of the normals decides with the others how many modes are stable, and how much the covariance of each is
+    shrunk. The covariances are those of all normals.
     """
 
     name: ClassVar[str] = "mixture of modes"
@@ -101,16 +106,16 @@ class MixtureOfModes(PooledDetector):
 
     def estimate(self, normals: np.ndarray, known: np.ndarray, seed: int) -> ModeMixture:
         """Partition, shrinkage and covariances."""
-        n = len(normals)
-        held_out = np.zeros(n, dtype=bool)
-        held_out[np.random.default_rng(seed).permutation(n)[: max(1, round(HELD_OUT_SHARE * n))]] = True
-        fitted, _ = fit_modes(normals[~held_out], normals[held_out], MAX_MODES, MIN_MODE_SIZE, seed)
-        label = np.empty(n, dtype=int)
-        label[~held_out] = fitted.labels
-        label[held_out] = fitted.modes.posterior(torch.from_numpy(normals[held_out]).float()).argmax(1).numpy()
-        spectra = [Spectrum.of(normals[label == j]) for j in range(fitted.modes.n_modes)]
-        shrinkage = [int(np.abs(SHRINKAGES - shrinkage).argmin()) for shrinkage in fitted.shrinkage]
-        return ModeMixture.of(np.log(np.bincount(label) / n), spectra, shrinkage)
+        fold = folds(len(normals), seed)
+        unseen = fold == 0
+        label, _ = choose_partition(normals, fold, MAX_MODES, MIN_MODE_SIZE, seed)
+        n_modes = int(label.max()) + 1
+        partial = spectra_of(normals[~unseen], label[~unseen], n_modes)
+        likelihoods = np.stack([spectrum.log_likelihoods(normals[unseen]) for spectrum in partial], axis=1)
+        shrinkage = choose_shrinkage([likelihoods], [label[unseen]], n_modes)
+        chosen = [int(np.abs(SHRINKAGES - own).argmin()) for own in shrinkage]
+        weight = np.bincount(label) / len(label)
+        return ModeMixture.of(np.log(weight), spectra_of(normals, label, n_modes), chosen)
 
 
 class NearestNormals(PooledDetector):

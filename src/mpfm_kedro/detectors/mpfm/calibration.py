@@ -1,4 +1,8 @@
-"""From four scores of different scale to one: standardised on normals that nothing was fitted to, then weighted."""
+"""From four scores of different scale to one: standardised on unseen normals, then weighed on unseen evidence.
+
+Every score of the evidence comes from a model that was fitted without the image. The weights are those of a logistic
+regression of known anomalies against normals with a Gaussian prior, which rules where there is little evidence.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,25 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import minimize
 
 from mpfm_kedro.detectors.base import Artefact, Context, TrainingData
-from mpfm_kedro.detectors.mpfm.assembly import assemble, score_rows
-from mpfm_kedro.detectors.mpfm.division import divide
+from mpfm_kedro.detectors.mpfm.closed_form import ClosedScores, CrossFitted, unpack
+from mpfm_kedro.detectors.mpfm.learned import unpack_heads
+from mpfm_kedro.detectors.pieces import piece_name
 
 PARTS = ("g", "a", "r", "n")
 SIGNS = np.array([1.0, 1.0, 1.0, -1.0])
+LEARNED = np.array([False, True, False, True])
 MIN_NORMALS_OF_A_MODE = 8
+PRIOR_SPREAD = 1.0
+PRIOR = np.array([1.0, 1.0, 1.5, 1.0])  # the weights before any evidence; those of learned scores times M / (M + 3)
+ANOMALIES_OF_THE_PRIOR = 3.0
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Centre and spread of each score on held-back normals, by mode, and the weights of the sum.
+    """Centre and spread of each score on unseen normals, by mode, and the weights of the sum.
 
     A score's level differs from mode to mode (volumes of the modes, what the heads learned of the modes' looks).
     Standardising within the mode gives normals of every mode the same false-alarm rate.
@@ -51,67 +61,139 @@ class Calibration:
         return self.standardise(parts, mode) @ (SIGNS * self.weight)
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """Scores of images that nothing was fitted to: parts (n, 4), modes (n,), what each counts (n,).
+
+    A normal counts 1 over all rounds that score it, a known anomaly 1 over all of its views.
+    """
+
+    parts: np.ndarray
+    mode: np.ndarray
+    count: np.ndarray
+
+
 def fit(
     data: TrainingData, earlier: Mapping[str, Artefact], parameters: Mapping[str, Any], seed: int, context: Context
 ) -> Artefact:
-    """Calibrate the model of the earlier pieces on held-back normals; only the named scores get a weight."""
-    model = assemble(earlier, context.device)
+    """Calibrate the earlier pieces of all backbones together; only the named scores get a weight."""
+    counted = np.array([part in parameters["scores"] for part in PARTS])
+    backbones = range(parameters["n_backbones"])
+    closed_forms = [unpack(earlier[piece_name("closed_form", number)]) for number in backbones]
+    n_modes = [each.final.modes.n_modes for each in closed_forms]
     if parameters["fusion"] == "printed":
-        calibration = plain_sum(model.modes.n_modes)
+        calibrations = [plain_sum(own) for own in n_modes]
     else:
-        division = divide(data, parameters["held_back_share"], seed)
-        normals, pseudo = score_rows(model, division.held_back), score_rows(model, division.held_back_pseudo)
-        calibration = calibrate(*normals, *pseudo, n_modes=model.modes.n_modes)
-    counted = [part in parameters["scores"] for part in PARTS]
-    return pack(replace(calibration, weight=calibration.weight * counted))
+        learned = "heads" in earlier
+        evidence = [
+            gather_evidence(data.of_backbone(number), closed, earlier[piece_name("heads", number)], context)
+            if learned
+            else unsupervised_evidence(closed)
+            for number, closed in enumerate(closed_forms)
+        ]
+        calibrations = calibrate(evidence, n_modes, data.n_known if learned else 0)
+        if "flow" in earlier:
+            calibrations[0] = with_flow(calibrations[0], earlier["flow"].tensors["normals"].numpy(), closed_forms[0])
+    return pack([replace(each, weight=each.weight * counted) for each in calibrations])
 
 
-def pack(calibration: Calibration) -> Artefact:
-    """As tensors and plain values."""
-    arrays = {name: getattr(calibration, name) for name in ("center", "spread", "weight")}
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
-    return Artefact(tensors, {"compressed": calibration.compressed})
+def gather_evidence(
+    data: TrainingData, closed_forms: CrossFitted, heads: Artefact, context: Context
+) -> tuple[Evidence, Evidence]:
+    """Normals and known anomalies with their views, each scored by the models of the rounds that leave it out."""
+    learned = unpack_heads(heads, closed_forms.final.standardiser)
+    learns = {name: value.numpy() for name, value in heads.part("learns").items()}
+    of_normals, of_anomalies = heads.tensors["normals"].numpy(), learned.score(data.anomalies, context.device)
+    n_without, n_rounds = len(closed_forms.without), len(learns["normals"]) - 1
+    of_closed_forms = [each.to(context.device).score(data.anomalies) for each in closed_forms.without]
+    unseen_fold = np.concatenate([np.full(len(closed_forms.positions(f)), f) for f in range(n_without)])
+    rounds_of_fold = np.bincount(np.arange(n_rounds) % n_without)
+    views_of = np.bincount(data.anomalies.source)[data.anomalies.source]
+    normals, anomalies = [], []
+    for number in range(n_rounds):
+        fold = number % n_without
+        own = unseen_fold == fold
+        learned_scores = of_normals[closed_forms.positions(fold), number]
+        normals.append(_evidence(closed_forms.unseen, own, learned_scores, 1 / rounds_of_fold[fold]))
+        left_out = ~learns["anomalies"][number]
+        learned_scores = of_anomalies[left_out, number]
+        anomalies.append(_evidence(of_closed_forms[fold], left_out, learned_scores, 1 / views_of[left_out]))
+    return _joined(normals), _joined(anomalies)
 
 
-def unpack(artefact: Artefact) -> Calibration:
-    """The inverse of ``pack``."""
-    arrays = {name: tensor.numpy() for name, tensor in artefact.tensors.items()}
-    return Calibration(**arrays, compressed=artefact.details["compressed"])
+def unsupervised_evidence(closed_forms: CrossFitted) -> tuple[Evidence, Evidence]:
+    """Unseen normals by the closed forms; no anomaly is known."""
+    unseen = closed_forms.unseen
+    every = np.ones(len(unseen.g), dtype=bool)
+    normals = _evidence(unseen, every, np.zeros((len(every), 2)), 1.0)
+    return normals, Evidence(normals.parts[:0], normals.mode[:0], normals.count[:0])
 
 
-def calibrate(
-    normals: np.ndarray, modes: np.ndarray, pseudo: np.ndarray, pseudo_modes: np.ndarray, n_modes: int
-) -> Calibration:
-    """Fit the calibration on held-back normals, the weights also on their pseudo-anomalies.
+def calibrate(evidence: list[tuple[Evidence, Evidence]], n_modes: list[int], n_known: int) -> list[Calibration]:
+    """The calibration of each backbone, from the evidence of normals and anomalies; all weights are fitted at once."""
+    flat = [standardisation(normals, own) for (normals, _), own in zip(evidence, n_modes, strict=True)]
+    groups = [
+        np.concatenate([each.standardise(e.parts, e.mode) * SIGNS for each, e in zip(flat, own, strict=True)], axis=1)
+        for own in zip(*evidence, strict=True)
+    ]
+    prior = PRIOR * np.where(LEARNED, n_known / (n_known + ANOMALIES_OF_THE_PRIOR), 1.0) / len(flat)
+    counts = [each.count for each in evidence[0]]
+    weight = stacked_weights(groups[0], counts[0], groups[1], counts[1], np.tile(prior, len(flat)))
+    return [replace(each, weight=own) for each, own in zip(flat, np.split(weight, len(flat)), strict=True)]
+
+
+def standardisation(normals: Evidence, n_modes: int) -> Calibration:
+    """Centre and spread on normals, in their modes where there are enough; all weights are 1."""
+    center = np.repeat(normals.parts.mean(0)[:, None], n_modes, axis=1)
+    spread = np.repeat(normals.parts.std(0)[:, None], n_modes, axis=1)
+    for j in range(n_modes):
+        own = normals.mode == j
+        if normals.count[own].sum() >= MIN_NORMALS_OF_A_MODE:
+            center[:, j], spread[:, j] = normals.parts[own].mean(0), normals.parts[own].std(0)
+    return Calibration(center, np.where(spread > 1e-9, spread, 1.0), np.ones(len(PARTS)))
+
+
+def with_flow(calibration: Calibration, g: np.ndarray, closed_forms: CrossFitted) -> Calibration:
+    """With centre and spread of a trained S_g of the normals (n,), each by its mode; the weight stays."""
+    center, spread = calibration.center.copy(), calibration.spread.copy()
+    for j in range(center.shape[1]):
+        own = g[closed_forms.labels == j]
+        center[0, j], spread[0, j] = own.mean(), max(own.std(), 1e-9)
+    return replace(calibration, center=center, spread=spread)
+
+
+def stacked_weights(
+    normals: np.ndarray, normal_count: np.ndarray, anomalies: np.ndarray, anomaly_count: np.ndarray, prior: np.ndarray
+) -> np.ndarray:
+    """Weights w ≥ 0 of the scores: logistic regression with the prior N(prior, 1) on w.
+
+    Minimises Σ_i c_i log(1 + exp(∓(w · x_i + b))) + ‖w − prior‖² / 2 over w ≥ 0 and b; anomalies count 1 each, with all
+    of their views, and normals as much as the anomalies together.
 
     Args:
-        normals: scores of held-back normals (n, 4).
-        modes: their modes (n,).
-        pseudo: scores of pseudo-anomalies made of held-back normals (m, 4), none of them seen in training.
-        pseudo_modes: their modes (m,).
-        n_modes: J.
+        normals: standardised scores, higher for anomalies, (n, k): four of each backbone.
+        normal_count: what each counts (n,).
+        anomalies: (m, k).
+        anomaly_count: (m,).
+        prior: the weights without evidence (k,).
     """
-    center = np.repeat(normals.mean(0)[:, None], n_modes, axis=1)
-    spread = np.repeat(normals.std(0)[:, None], n_modes, axis=1)
-    for j in range(n_modes):
-        own = normals[modes == j]
-        if len(own) >= MIN_NORMALS_OF_A_MODE:
-            center[:, j], spread[:, j] = own.mean(0), own.std(0)
-    flat = Calibration(center, np.where(spread > 1e-9, spread, 1.0), np.ones(4))
-    if len(pseudo) == 0:  # nothing speaks for the heads, nor against the likelihoods
-        return replace(flat, weight=np.array([1.0, 1.0, 0.0, 0.0]))
-    evidence = _evidence(flat.standardise(normals, modes) * SIGNS, flat.standardise(pseudo, pseudo_modes) * SIGNS)
-    return replace(flat, weight=weights(evidence))
+    total = anomaly_count.sum()
+    if total == 0:
+        return prior
+    x = np.concatenate([normals, anomalies])
+    sign = np.repeat([1.0, -1.0], [len(normals), len(anomalies)])
+    count = np.concatenate([normal_count * total / normal_count.sum(), anomaly_count])
 
+    def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+        weight, bias = parameters[:-1], parameters[-1]
+        logit = sign * (x @ weight + bias)
+        slope = count * sign / (1 + np.exp(-logit))
+        deviation = (weight - prior) / PRIOR_SPREAD
+        value = count @ np.logaddexp(0, logit) + 0.5 * deviation @ deviation
+        return value, np.append(slope @ x + deviation / PRIOR_SPREAD, slope.sum())
 
-def weights(evidence: np.ndarray) -> np.ndarray:
-    """The written rule: S_g and S_a, which start as likelihoods, count in full, S_r and S_n by a quarter of evidence.
-
-    Evidence of a head is 2·AUC − 1 between held-back normals and their pseudo-anomalies, not below zero: how well
-    what it learned carries over to something it was not trained on.
-    """
-    share = np.clip(evidence, 0, 1)
-    return np.array([1.0, float(share[1] > 0), 0.25 * share[2], 0.25 * share[3]])
+    bounds = [(0, None)] * len(prior) + [(None, None)]
+    return minimize(loss, np.append(prior, 0.0), jac=True, method="L-BFGS-B", bounds=bounds).x[:-1]
 
 
 def plain_sum(n_modes: int) -> Calibration:
@@ -119,8 +201,29 @@ def plain_sum(n_modes: int) -> Calibration:
     return Calibration(np.zeros((4, n_modes)), np.ones((4, n_modes)), np.ones(4), compressed=False)
 
 
-def _evidence(normals: np.ndarray, pseudo: np.ndarray) -> np.ndarray:
-    """2·AUC − 1 of each column, pseudo-anomalies against normals."""
-    above = (pseudo[:, None] > normals[None]).mean((0, 1))
-    below = (pseudo[:, None] < normals[None]).mean((0, 1))
-    return above - below
+def pack(calibrations: list[Calibration]) -> Artefact:
+    """The calibrations of all backbones as tensors and plain values."""
+    tensors = {
+        f"{number}.{name}": torch.from_numpy(np.ascontiguousarray(getattr(calibration, name)))
+        for number, calibration in enumerate(calibrations)
+        for name in ("center", "spread", "weight")
+    }
+    return Artefact(tensors, {"n_backbones": len(calibrations), "compressed": calibrations[0].compressed})
+
+
+def unpack_calibrations(artefact: Artefact) -> list[Calibration]:
+    """The inverse of ``pack``."""
+    parts = [artefact.part(str(number)) for number in range(artefact.details["n_backbones"])]
+    arrays = [{name: tensor.numpy() for name, tensor in part.items()} for part in parts]
+    return [Calibration(**each, compressed=artefact.details["compressed"]) for each in arrays]
+
+
+def _evidence(closed: ClosedScores, own: np.ndarray, learned: np.ndarray, count: np.ndarray | float) -> Evidence:
+    """S_g, S_a, S_r, S_n of some images, from the closed form and the heads' S_a and S_n (n, 2)."""
+    parts = np.stack([closed.g[own], learned[:, 0], closed.r[own], learned[:, 1]], axis=1)
+    return Evidence(parts, closed.mode[own], np.broadcast_to(count, len(parts)))
+
+
+def _joined(rounds: list[Evidence]) -> Evidence:
+    columns = zip(*((each.parts, each.mode, each.count) for each in rounds), strict=True) if rounds else ()
+    return Evidence(*(np.concatenate(values) for values in columns))

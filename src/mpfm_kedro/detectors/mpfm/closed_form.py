@@ -1,14 +1,15 @@
-"""The closed form: what is known of the normals before any training step. It knows no anomaly, no K and no λ.
+"""The closed form: what is known of the normals before anything is learned from an anomaly.
 
-Standardiser, modes, patch groups, and for every fitted normal and pseudo-anomaly its closed-form start and local
-evidence, which all trainings from this closed form share.
+Standardiser, modes, patch prototypes: once of all normals, and once without each of some folds of them. What the
+models without a fold say of its normals is what the final one will say of new normals; calibration rests on it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -16,15 +17,22 @@ from torch import Tensor
 
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Artefact, Context, TrainingData
-from mpfm_kedro.detectors.mpfm.division import divide
-from mpfm_kedro.detectors.mpfm.heads import LocalEvidence, LocalScore
-from mpfm_kedro.detectors.mpfm.mode_fitting import FittedModes, fit_modes, folds, modes_without_fold
+from mpfm_kedro.detectors.mpfm.heads import top_number
+from mpfm_kedro.detectors.mpfm.mode_fitting import (
+    Spectrum,
+    build_modes,
+    choose_partition,
+    choose_shrinkage,
+    folds,
+    spectra_of,
+)
 from mpfm_kedro.detectors.mpfm.modes import Modes, Start
-from mpfm_kedro.detectors.mpfm.patches import PatchGroups, fit_patch_groups
+from mpfm_kedro.detectors.mpfm.patches import PatchPrototypes, fit_patch_prototypes, position_scale, smooth
 
 ROWS_AT_ONCE = 256
+UNSEEN_NORMALS = 200  # as many folds are left out, one after the other, as have so many normals together, if any
 _MODES = ("weight", "mean", "basis", "variance", "residual_variance", "target_mean")
-_PATCHES = ("n_groups", "mean", "whitening", "scale")
+_PATCHES = ("number", "center", "whitening", "mean", "scale")
 
 
 @dataclass(frozen=True)
@@ -41,125 +49,170 @@ class Standardiser:
         return (rows.pooled - self.pooled_center.numpy()) / self.pooled_spread.numpy()
 
 
+class ClosedScores(NamedTuple):
+    """The scores in closed form of n images: S_g (n,) and S_r (n,), the most probable mode (n,), ψ (n, d)."""
+
+    g: np.ndarray
+    r: np.ndarray
+    mode: np.ndarray
+    psi: np.ndarray
+
+
 @dataclass(frozen=True)
 class ClosedForm:
-    """Everything that is known of the normals before any training step.
+    """Modes of the normal images and prototypes of their patches.
 
     Args:
         standardiser: centre and spread of the features.
         modes: of the normals.
-        labels: the mode that each normal was fitted to, (n,).
-        shrinkage: of each mode, (J,).
-        local_score: M_a before training, with patch groups unless the start is printed.
-        starts: closed-form starts of normals and pseudo-anomalies by modes fitted without them; None if printed.
-        evidence: what M_a reads of normals and pseudo-anomalies; None if printed.
+        patches: prototypes of patches.
+        top_share: share of the positions that S_r averages.
     """
 
     standardiser: Standardiser
     modes: Modes
+    patches: PatchPrototypes
+    top_share: float
+
+    def to(self, device: torch.device) -> Self:
+        """With modes and patches on the device."""
+        self.modes.to(device)
+        self.patches.to(device)
+        return self
+
+    def score(self, rows: FeatureRows) -> ClosedScores:
+        """S_g = −log Σ_j ω_j N(z; m_j, Σ_j) / d, S_r the mean energy of the most unusual patches, mode and ψ_0(z)."""
+        start = closed_form_start(self.modes, self.standardiser.z(rows))
+        mode = start.log_prob.argmax(1)
+        return ClosedScores(
+            g=-start.log_prob.double().logsumexp(1).numpy() / start.psi.shape[1],
+            r=top_mean(self.energy(rows, mode), self.top_share),
+            mode=mode.numpy(),
+            psi=start.psi.numpy(),
+        )
+
+    @torch.inference_mode()
+    def energy(self, rows: FeatureRows, mode: Tensor) -> Tensor:
+        """The energy of each position, (n, H', W')."""
+        device = self.modes.mean.device
+        found = [torch.empty(0, *rows.maps.shape[2:])]
+        for part, maps in rows.map_batches():
+            found.append(self.patches.energy(smooth(maps.to(device)), mode[part].to(device)).cpu())
+        return torch.cat(found)
+
+    def tensors(self, prefix: str) -> dict[str, Tensor]:
+        """As tensors with a prefix."""
+        found = {f"{prefix}.standardiser.{name}": value for name, value in vars(self.standardiser).items()}
+        found |= {f"{prefix}.modes.{name}": getattr(self.modes, name) for name in _MODES}
+        return found | {f"{prefix}.patches.{name}": getattr(self.patches, name) for name in _PATCHES}
+
+
+@dataclass(frozen=True)
+class CrossFitted:
+    """Closed forms without some folds of the normals, and what they say of these.
+
+    Args:
+        final: the closed form of all normals.
+        without: the closed forms without fold 0, 1, …
+        fold: of each normal (n,).
+        labels: the mode of each normal in the partition (n,).
+        shrinkage: of each mode (J,).
+        unseen: scores of the normals of folds 0, 1, …, fold after fold; ψ is not kept.
+    """
+
+    final: ClosedForm
+    without: list[ClosedForm]
+    fold: np.ndarray
     labels: np.ndarray
     shrinkage: np.ndarray
-    local_score: LocalScore
-    starts: tuple[Start, Start] | None
-    evidence: tuple[LocalEvidence, LocalEvidence] | None
+    unseen: ClosedScores
 
-    @property
-    def printed(self) -> bool:
-        """Whether there is no closed-form start."""
-        return self.starts is None
+    def positions(self, fold: int) -> np.ndarray:
+        """Positions of a fold's normals among all."""
+        return np.flatnonzero(self.fold == fold)
 
     def pack(self, details: dict[str, Any]) -> Artefact:
         """As tensors and plain values."""
-        tensors = {f"standardiser.{name}": value for name, value in vars(self.standardiser).items()}
-        tensors |= {f"modes.{name}": getattr(self.modes, name) for name in _MODES}
-        tensors |= {"labels": torch.from_numpy(self.labels), "shrinkage": torch.from_numpy(self.shrinkage)}
-        if self.starts is not None and self.evidence is not None and self.local_score.patches is not None:
-            tensors |= {f"patches.{name}": getattr(self.local_score.patches, name) for name in _PATCHES}
-            tensors["energy"] = torch.stack([self.local_score.energy_center, self.local_score.energy_spread])
-            for name, start, evidence in zip(("normals", "pseudo"), self.starts, self.evidence, strict=True):
-                values = start._asdict() | evidence._asdict()
-                tensors |= {f"{name}.{part}": value for part, value in values.items()}
-        return Artefact(tensors, {"top_share": self.local_score.top_share, **details})
+        tensors = self.final.tensors("final")
+        for number, closed_form in enumerate(self.without):
+            tensors |= closed_form.tensors(f"without{number}")
+        arrays = {"fold": self.fold, "labels": self.labels, "shrinkage": self.shrinkage}
+        arrays |= {f"unseen.{name}": value for name, value in self.unseen._asdict().items()}
+        tensors |= {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays.items()}
+        return Artefact(tensors, {"top_share": self.final.top_share, "n_without": len(self.without), **details})
 
 
-def unpack(artefact: Artefact) -> ClosedForm:
-    """The inverse of ``ClosedForm.pack``."""
-    standardiser = Standardiser(**artefact.part("standardiser"))
-    patches = artefact.part("patches")
-    local_score = LocalScore(
-        standardiser.map_center,
-        standardiser.map_spread,
-        artefact.details["top_share"],
-        PatchGroups(**patches) if patches else None,
-    )
-    starts = evidence = None
-    if patches:
-        local_score.energy_center, local_score.energy_spread = artefact.tensors["energy"].clone()
-        groups = [artefact.part(name) for name in ("normals", "pseudo")]
-        first, second = (Start(part["psi"], part["log_prob"]) for part in groups)
-        starts = first, second
-        one, other = (LocalEvidence(part["energy"], part["patch"]) for part in groups)
-        evidence = one, other
+def unpack_final(artefact: Artefact) -> ClosedForm:
+    """The closed form of all normals."""
+    return _unpack_one(artefact, "final")
+
+
+def unpack(artefact: Artefact) -> CrossFitted:
+    """The inverse of ``CrossFitted.pack``."""
+    arrays = {name: artefact.tensors[name].numpy() for name in ("fold", "labels", "shrinkage")}
+    unseen = ClosedScores(**{name: value.numpy() for name, value in artefact.part("unseen").items()})
+    without = [_unpack_one(artefact, f"without{number}") for number in range(artefact.details["n_without"])]
+    return CrossFitted(unpack_final(artefact), without, **arrays, unseen=unseen)
+
+
+def _unpack_one(artefact: Artefact, prefix: str) -> ClosedForm:
+    own = Artefact(artefact.part(prefix))
     return ClosedForm(
-        standardiser,
-        Modes(**artefact.part("modes")),
-        artefact.tensors["labels"].numpy(),
-        artefact.tensors["shrinkage"].numpy(),
-        local_score,
-        starts,
-        evidence,
+        Standardiser(**own.part("standardiser")),
+        Modes(**own.part("modes")),
+        PatchPrototypes(**own.part("patches")),
+        artefact.details["top_share"],
     )
 
 
 def fit(
     data: TrainingData, earlier: Mapping[str, Artefact], parameters: Mapping[str, Any], seed: int, context: Context
 ) -> Artefact:
-    """Fit the closed form on the normals; held-back normals decide the shrinkage."""
-    division = divide(data, parameters["held_back_share"], seed)
-    closed_form, tried = fit_closed_form(
-        division.normals,
-        division.pseudo,
-        division.held_back,
+    """Fit the closed form on the normals, and without each of some folds of them."""
+    fitted, tried = fit_closed_form(
+        data.normals.of_backbone(parameters["backbone"]),
         parameters["max_modes"],
         parameters["min_mode_size"],
+        parameters["n_prototypes"],
         parameters["top_share"],
         seed,
-        parameters["transport_start"] == "printed",
     )
-    return closed_form.pack({"modes_tried": tried})
+    return fitted.pack({"modes_tried": tried})
 
 
 def fit_closed_form(
-    normals: FeatureRows,
-    pseudo: FeatureRows,
-    held_back: FeatureRows,
-    max_modes: int,
-    min_mode_size: int,
-    top_share: float,
-    seed: int,
-    printed: bool = False,
-) -> tuple[ClosedForm, list[dict[str, float]]]:
-    """The closed form of normals, and one row for each number of modes tried."""
-    standardiser = fit_standardiser(normals)
-    z = standardiser.z(normals)
-    fitted, tried = fit_modes(z, standardiser.z(held_back), max_modes, min_mode_size, seed)
-    patches = None if printed else fit_patch_groups(normals, fitted.labels, seed)
-    local_score = LocalScore(standardiser.map_center, standardiser.map_spread, top_share, patches)
-    starts = evidence = None
-    if not printed:
-        labels = torch.from_numpy(fitted.labels)
-        local_score.standardise_energy(
-            torch.cat([_evidence(local_score, maps, labels[part]).energy for part, maps in normals.map_batches()])
-        )
-        starts = _cross_fitted(standardiser, fitted, normals, pseudo, seed)
-        first, second = (
-            local_evidence(local_score, fitted.modes, standardiser.z(rows), rows) for rows in (normals, pseudo)
-        )
-        evidence = first, second
-    return (
-        ClosedForm(standardiser, fitted.modes, fitted.labels, fitted.shrinkage, local_score, starts, evidence),
-        tried,
+    normals: FeatureRows, max_modes: int, min_mode_size: int, n_prototypes: int, top_share: float, seed: int
+) -> tuple[CrossFitted, list[dict[str, float]]]:
+    """The closed forms of normals, and one row for each number of modes tried."""
+    fold = folds(len(normals), seed)
+    everything = np.ones(len(normals), dtype=bool)
+    kept = [everything, *(fold != number for number in range(n_left_out(fold)))]
+    standardisers = [fit_standardiser(normals.take(np.flatnonzero(own))) for own in kept]
+    z = [standardiser.z(normals) for standardiser in standardisers]
+    labels, tried = choose_partition(z[0], fold, max_modes, min_mode_size, seed)
+    n_modes = int(labels.max()) + 1
+    spectra = [spectra_of(one[own], labels[own], n_modes) for one, own in zip(z, kept, strict=True)]
+    shrinkage = choose_shrinkage(
+        [_likelihoods(*each) for each in zip(spectra[1:], z[1:], kept[1:], strict=True)],
+        [labels[~own] for own in kept[1:]],
+        n_modes,
     )
+    closed_forms = [
+        ClosedForm(
+            standardiser,
+            build_modes(own_spectra, one[own], labels[own], shrinkage),
+            fit_patch_prototypes(normals.take(np.flatnonzero(own)), labels[own], n_modes, n_prototypes, seed),
+            top_share,
+        )
+        for standardiser, own_spectra, one, own in zip(standardisers, spectra, z, kept, strict=True)
+    ]
+    return _scaled(closed_forms, normals, fold, labels, shrinkage), tried
+
+
+def n_left_out(fold: np.ndarray) -> int:
+    """How many folds are left out in turn: one of many normals, all where there are few."""
+    n_folds = int(fold.max()) + 1
+    return min(n_folds, max(1, math.ceil(UNSEEN_NORMALS * n_folds / len(fold))))
 
 
 def fit_standardiser(normals: FeatureRows) -> Standardiser:
@@ -189,40 +242,37 @@ def closed_form_start(modes: Modes, z: np.ndarray) -> Start:
     return Start(*(torch.cat(parts).cpu() for parts in zip(*starts, strict=True)))
 
 
-def start_by_fold(partial: list[Modes], z: np.ndarray, fold: np.ndarray) -> Start:
-    """The start of each sample by the modes that were fitted without its fold (n,)."""
-    psi = torch.empty(z.shape)
-    log_prob = torch.empty(len(z), partial[0].n_modes)
-    for number, modes in enumerate(partial):
-        if (fold == number).any():
-            psi[fold == number], log_prob[fold == number] = closed_form_start(modes, z[fold == number])
-    return Start(psi, log_prob)
+def top_mean(energy: Tensor, share: float) -> np.ndarray:
+    """The mean over the top share of the positions, (n, H', W') → (n,)."""
+    flat = energy.flatten(1)
+    return flat.topk(top_number(share, flat.shape[1]), dim=1).values.mean(1).double().numpy()
 
 
-def _cross_fitted(
-    standardiser: Standardiser, fitted: FittedModes, normals: FeatureRows, pseudo: FeatureRows, seed: int
-) -> tuple[Start, Start]:
-    """Starts of normals and pseudo-anomalies by modes that were fitted without the normal."""
-    z, fold = standardiser.z(normals), folds(len(normals), seed)
-    partial = modes_without_fold(z, fitted, fold)
-    return start_by_fold(partial, z, fold), start_by_fold(partial, standardiser.z(pseudo), fold[pseudo.source])
+def _likelihoods(spectra: list[Spectrum], z: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """The likelihoods of the normals that were not kept, (n_f, J, shrinkages)."""
+    return np.stack([spectrum.log_likelihoods(z[~kept]) for spectrum in spectra], axis=1)
 
 
-def local_evidence(local_score: LocalScore, modes: Modes, z: np.ndarray, rows: FeatureRows) -> LocalEvidence:
-    """What M_a reads of every image, by its most probable mode; on the device of the modes, returned on the CPU."""
-    device = modes.mean.device
-    pieces = [[torch.empty(0), torch.empty(0, rows.maps.shape[1])]]
-    with torch.inference_mode():
-        for part, maps in rows.map_batches():
-            mode = modes.log_prob(torch.from_numpy(z[part]).to(device)).argmax(1)
-            pieces.append([value.cpu() for value in _evidence(local_score, maps.to(device), mode)])
-    return LocalEvidence(*(torch.cat(parts) for parts in zip(*pieces, strict=True)))
-
-
-def _evidence(local_score: LocalScore, maps: Tensor, mode: Tensor) -> LocalEvidence:
-    evidence = local_score.evidence(maps, mode)
-    assert evidence is not None
-    return evidence
+def _scaled(
+    closed_forms: list[ClosedForm], normals: FeatureRows, fold: np.ndarray, labels: np.ndarray, shrinkage: np.ndarray
+) -> CrossFitted:
+    """Give all closed forms the scale that unseen normals need, and score these by it."""
+    final, *without = closed_forms
+    scores, energies = [], []
+    for number, closed_form in enumerate(without):
+        rows = normals.take(np.flatnonzero(fold == number))
+        start = closed_form_start(closed_form.modes, closed_form.standardiser.z(rows))
+        mode = start.log_prob.argmax(1)
+        energies.append(closed_form.energy(rows, mode))
+        scores.append((-start.log_prob.double().logsumexp(1) / start.psi.shape[1], mode))
+    g, mode = (torch.cat(parts) for parts in zip(*scores, strict=True))
+    energy = torch.cat(energies)
+    scale = position_scale(energy, mode, final.modes.n_modes)
+    for closed_form in closed_forms:
+        closed_form.patches.scale.copy_(scale)
+    r = top_mean(energy / scale[mode], final.top_share)
+    unseen = ClosedScores(g.numpy(), r, mode.numpy(), np.empty(0, dtype=np.float32))
+    return CrossFitted(final, without, fold, labels, shrinkage, unseen)
 
 
 def _not_zero(spread: Tensor) -> Tensor:

@@ -1,139 +1,154 @@
-"""The four scoring modules; every score is a logit."""
+"""The heads that learn from known anomalies, each fitted once for every fold that it leaves out and once for all.
+
+A head that was fitted without a known anomaly, or a normal, says what it will say of a new one: the evidence that the
+weights of the scores rest on. All H heads of a kind are fitted at once, since reading the features costs most.
+"""
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
-
+import numpy as np
 import torch
-from torch import Tensor, nn
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
 
-from mpfm_kedro.detectors.mpfm.patches import PatchGroups, smooth
+from mpfm_kedro.backbones.rows import FeatureRows
+from mpfm_kedro.detectors.base import Context
+from mpfm_kedro.detectors.baselines.inputs import StandardisedInput, training_inputs
+from mpfm_kedro.detectors.mpfm.patches import to_patches
 
-SOFTPLUS_IS_ONE = math.log(math.e - 1)
-
-
-class Parts(NamedTuple):
-    """The four scores of B images, each (B,)."""
-
-    g: Tensor
-    a: Tensor
-    r: Tensor
-    n: Tensor
-
-
-class GlobalScore(nn.Module):
-    """M_g: S_g = softplus(α) · (NLL/d − centre) / spread + β; θ_g = (α, β).
-
-    The raw NLL is of order d and would saturate a binary loss; per dimension and standardised it does not.
-    """
-
-    center: Tensor
-    spread: Tensor
-
-    def __init__(self, center: float, spread: float) -> None:
-        super().__init__()
-        self.register_buffer("center", torch.tensor(center))
-        self.register_buffer("spread", torch.tensor(max(spread, 1e-6)))
-        self.slope = nn.Parameter(torch.tensor(SOFTPLUS_IS_ONE))
-        self.offset = nn.Parameter(torch.tensor(0.0))
-
-    def forward(self, nll_per_dimension: Tensor) -> Tensor:
-        """(B,) → (B,), in the same order."""
-        standardised = (nll_per_dimension - self.center) / self.spread
-        return nn.functional.softplus(self.slope) * standardised + self.offset
+MARGIN = 5.0  # how far the scores of anomalies shall deviate, in units of the prior N(0, 1) of normals' scores
+LEARNING_RATE = 3e-2
+DECAYS, DECAY = 5, 0.1
+WEIGHT_DECAY = 1e-5
+PENALTY = 1e-3  # C of logistic regression
 
 
-class LocalEvidence(NamedTuple):
-    """The most unusual patches of B images: mean energy (B,) and mean standardised patch (B, C)."""
-
-    energy: Tensor
-    patch: Tensor
-
-
-class LocalScore(nn.Module):
-    """M_a scores every position of F; S_a is the mean over the top share of the positions.
-
-    A position's score is softplus(α) · energy, its distance from the normals' patches in units of the normal images'
-    spread, plus a learned 1×1 convolution that is zero at the start. The positions with the highest energy are
-    averaged; which ones does not depend on what is learned, so their means are all that training needs. Without patch
-    groups (the printed form) the score is the convolution alone and the top positions are those of that score.
+class TopPositions:
+    """M_a: S_a = mean over the top share of the positions x of |w · F_x + b|, on standardised channels.
 
     Args:
-        center: centre of each channel over the positions of training normals, (C,).
-        spread: its spread; the convolution acts on standardised channels.
+        weight: w of each head (H, C).
+        bias: b (H,).
+        center: of each channel over the positions of training normals (C,).
+        spread: likewise.
         top_share: share of the positions that is averaged.
-        patches: the normals' patches, or None.
     """
 
-    center: Tensor
-    spread: Tensor
-    energy_center: Tensor
-    energy_spread: Tensor
+    def __init__(self, weight: Tensor, bias: Tensor, center: Tensor, spread: Tensor, top_share: float) -> None:
+        self.weight, self.bias, self.center, self.spread, self.top_share = weight, bias, center, spread, top_share
 
-    def __init__(self, center: Tensor, spread: Tensor, top_share: float, patches: PatchGroups | None = None) -> None:
-        super().__init__()
-        self.register_buffer("energy_center", torch.tensor(0.0))
-        self.register_buffer("energy_spread", torch.tensor(1.0))
-        self.register_buffer("center", center.float())
-        self.register_buffer("spread", spread.float())
-        self.top_share = top_share
-        self.patches = patches
-        self.slope = nn.Parameter(torch.tensor(SOFTPLUS_IS_ONE))
-        self.weight = nn.Parameter(torch.zeros(len(center)))
-        self.bias = nn.Parameter(torch.zeros(()))
+    def position_scores(self, maps: Tensor) -> Tensor:
+        """The score of each position, (B, C, H', W') → (B, H' · W', H)."""
+        weight = (self.weight / self.spread).to(maps.device)
+        offset = (self.bias - (self.weight / self.spread) @ self.center).to(maps.device)
+        return (to_patches(maps.float()) @ weight.T + offset).abs().view(len(maps), -1, len(weight))
 
-    def standardise_energy(self, of_normals: Tensor) -> None:
-        """Take centre and spread of the energy of training normals (n,) as its zero and unit."""
-        self.energy_center.copy_(of_normals.mean())
-        self.energy_spread.copy_(of_normals.std(correction=0).clamp_min(1e-6))
-
-    def evidence(self, maps: Tensor, mode: Tensor) -> LocalEvidence | None:
-        """What no training changes: (B, C, H', W') and modes (B,) → means over the top positions."""
-        if self.patches is None:
-            return None
-        smoothed = smooth(maps)
-        top = self._top(self.patches.energy(smoothed, mode))
-        index = top.indices[:, None].expand(-1, maps.shape[1], -1)
-        patch = smoothed.flatten(2).gather(2, index).mean(2)
-        return LocalEvidence(self._standardised(top.values.mean(1)), (patch - self.center) / self.spread)
-
-    def heat_map(self, maps: Tensor, mode: Tensor) -> Tensor:
-        """The score of each position: (B, C, H', W') and modes (B,) → (B, H', W')."""
-        weight = self.weight / self.spread
-        source = maps.float() if self.patches is None else smooth(maps)
-        scores = torch.einsum("c,bchw->bhw", weight, source) + self.bias - weight @ self.center
-        if self.patches is not None:
-            energy = self.patches.energy(source, mode)
-            scores = scores + nn.functional.softplus(self.slope) * self._standardised(energy)
-        return scores
-
-    def forward(self, maps: Tensor | None, evidence: LocalEvidence | None) -> Tensor:
-        """S_a (B,) from the evidence, or from maps (B, C, H', W') without patch groups."""
-        if evidence is not None:
-            return nn.functional.softplus(self.slope) * evidence.energy + evidence.patch @ self.weight + self.bias
-        assert maps is not None
-        scores = self.heat_map(maps, torch.zeros(len(maps)))
-        # While all positions score the same, the top ones are arbitrary: the sign is learned from all of them.
-        return self._top(scores).values.mean(1) if self.weight.any() else scores.mean((1, 2))
-
-    def _standardised(self, energy: Tensor) -> Tensor:
-        return (energy - self.energy_center) / self.energy_spread
-
-    def _top(self, scores: Tensor) -> torch.return_types.topk:
-        flat = scores.flatten(1)
-        return flat.topk(max(1, int(self.top_share * flat.shape[1])), dim=1)
+    def score(self, rows: FeatureRows, device: torch.device) -> np.ndarray:
+        """S_a of each image by each head, (n, H)."""
+        found = [np.empty((0, len(self.weight)))]
+        for _, maps in rows.map_batches():
+            scores = self.position_scores(maps.to(device))
+            top = scores.topk(top_number(self.top_share, scores.shape[1]), dim=1).values.mean(1)
+            found.append(top.cpu().double().numpy())
+        return np.concatenate(found)
 
 
-class LinearScore(nn.Module):
-    """M_n on z, the pooled statistics of F, and M_r on (ψ(z) − μ_{c*}) / s: a linear score that starts at zero."""
+def top_number(share: float, positions: int) -> int:
+    """How many positions are averaged."""
+    return max(1, int(share * positions))
 
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(size, 1)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, size) → (B,)."""
-        return self.linear(x).squeeze(1)
+def fit_top_positions(
+    normals: FeatureRows,
+    anomalies: FeatureRows,
+    learns: tuple[np.ndarray, np.ndarray],
+    center: Tensor,
+    spread: Tensor,
+    top_share: float,
+    steps: int,
+    batch: tuple[int, int],
+    seed: int,
+    context: Context,
+) -> tuple[TopPositions, list[float]]:
+    """Train all heads by the deviation loss: S_a → 0 for normals, S_a ≥ 5 for anomalies.
+
+    The loss of a head is the mean over a batch, of those it learns from, of |S_a| for normals and max(0, 5 − S_a) for
+    anomalies. Its gradient with respect to the scores of positions is zero but at the top ones. Adam, with a rate that
+    decreases by steps from 0.03 to 3e-6.
+
+    Args:
+        normals: n training normals.
+        anomalies: m known anomalies and their augmented views.
+        learns: which normals (H, n) and which anomalies (H, m) each head learns from.
+        center: of each channel (C,).
+        spread: likewise.
+        top_share: share of the positions that is averaged.
+        steps: of training.
+        batch: number of normals and of anomalies in a batch.
+        seed: of the first weights and of the batches.
+        context: device and memory.
+
+    Returns:
+        The heads, and the last head's mean loss over each tenth of the steps.
+    """
+    device = context.device
+    source = StandardisedInput("maps", center, spread)
+    (inputs,) = training_inputs([source], [normals, anomalies], sum(batch), context)
+    allowed = [torch.from_numpy(each).float().to(device) for each in learns]
+    n_heads, channels = len(allowed[0]), len(center)
+    generator = torch.Generator().manual_seed(seed)
+    first = (2 * torch.rand(channels, generator=generator) - 1) / channels**0.5
+    weight, bias = first.repeat(n_heads, 1).to(device), torch.zeros(n_heads, device=device)
+    optimiser = torch.optim.Adam([weight, bias], LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    schedule = torch.optim.lr_scheduler.StepLR(optimiser, max(1, steps // DECAYS), DECAY)
+    abnormal = torch.arange(sum(batch), device=device)[:, None] >= batch[0]
+    losses = []
+    for _ in range(steps):
+        drawn = [
+            torch.randint(each.shape[1], (size,), generator=generator) for each, size in zip(learns, batch, strict=True)
+        ]
+        share = torch.cat([_shares(each[:, index]) for each, index in zip(allowed, drawn, strict=True)], dim=1).T
+        x = inputs.batch(torch.cat([drawn[0], drawn[1] + len(normals)])).flatten(1, 2)
+        k = top_number(top_share, x.shape[1])
+        positions = x.flatten(0, 1)
+        scores = (positions @ weight.T + bias).view(*x.shape[:2], n_heads)
+        top = scores.abs().topk(k, dim=1)
+        score = top.values.mean(1)
+        loss = torch.where(abnormal, (MARGIN - score).clamp_min(0), score)
+        slope = torch.where(abnormal, -(score < MARGIN).float(), 1.0) * share / (k * len(x))
+        sign = scores.gather(1, top.indices).sign()
+        gradient = torch.zeros_like(scores).scatter_(1, top.indices, sign * slope[:, None]).flatten(0, 1)
+        weight.grad, bias.grad = gradient.T @ positions, gradient.sum(0)
+        optimiser.step()
+        schedule.step()
+        losses.append((loss * share).mean(0)[-1])
+    history = [float(torch.stack(part).mean()) for part in _tenths(losses)]
+    return TopPositions(weight.cpu(), bias.cpu(), center, spread, top_share), history
+
+
+def fit_linear(
+    normals: np.ndarray, anomalies: np.ndarray, learns: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Logistic regression of anomalies (m, d) against normals (n, d) for each head, classes balanced, L2 penalty.
+
+    Returns:
+        Weights (H, d) and biases (H,) of the logits.
+    """
+    weights, biases = [], []
+    for own_normals, own_anomalies in zip(*learns, strict=True):
+        x = np.concatenate([normals[own_normals], anomalies[own_anomalies]])
+        y = np.repeat([0, 1], [own_normals.sum(), own_anomalies.sum()])
+        fitted = LogisticRegression(C=PENALTY, class_weight="balanced", max_iter=500).fit(x, y)
+        weights.append(fitted.coef_[0])
+        biases.append(fitted.intercept_[0])
+    return np.stack(weights), np.array(biases)
+
+
+def _shares(learns: Tensor) -> Tensor:
+    """What each of B samples counts in the loss of each head, B in all; 0 where the head does not learn from it."""
+    return learns * learns.shape[1] / learns.sum(1, keepdim=True).clamp_min(1)
+
+
+def _tenths(values: list[Tensor]) -> list[list[Tensor]]:
+    size = max(1, len(values) // 10)
+    return [values[start : start + size] for start in range(0, len(values), size)]

@@ -17,8 +17,8 @@ from mpfm_kedro.detectors.mpfm.modes import Modes
 
 SHRINKAGES = np.geomspace(0.003, 0.9, 14)
 FOLDS = 5
-STABLE = 0.9
-MIN_HELD_OUT = 10  # fewer cannot tell whether two partitions agree
+STABLE = 0.95
+MIN_UNSEEN = 10  # normals; fewer cannot tell whether two partitions agree
 STABILITY_DRAWS = 4
 MIN_VARIANCE_SHARE = 0.02
 
@@ -65,48 +65,36 @@ class Spectrum:
         return (1 - shrinkage) * self.variance + level, level
 
 
-@dataclass(frozen=True)
-class FittedModes:
-    """Modes with the partition that they were fitted to and the choices made."""
-
-    modes: Modes
-    labels: np.ndarray
-    shrinkage: np.ndarray
-    held_out_likelihood: float
-
-
-def fit_modes(
-    z: np.ndarray, held_out: np.ndarray, max_modes: int, min_mode_size: int, seed: int
-) -> tuple[FittedModes, list[dict[str, float]]]:
-    """The modes of normals z (n, d), shrunk as held-out normals (m, d) like it, and a row for each number tried.
+def choose_partition(
+    z: np.ndarray, fold: np.ndarray, max_modes: int, min_mode_size: int, seed: int
+) -> tuple[np.ndarray, list[dict[str, float]]]:
+    """The mode of each normal of z (n, d) with folds (n,), as labels (n,), and a row for each number of modes tried.
 
     The largest number of modes is taken whose partition is stable; a group that is too small, or has next to no
     variance (constant images), is no mode.
     """
-    fitted = _fit_partition(z, np.zeros(len(z), dtype=int), held_out)
-    tried = [{"n_modes": 1, "stability": 1.0, "held_out_likelihood": fitted.held_out_likelihood}]
-    if len(held_out) < MIN_HELD_OUT:
+    labels = np.zeros(len(z), dtype=int)
+    tried = [{"n_modes": 1, "stability": 1.0}]
+    learned, unseen = z[fold != 0], z[fold == 0]
+    if len(unseen) < MIN_UNSEEN:
         max_modes = 1
-    for n_modes in range(2, min(max_modes, len(z) // min_mode_size) + 1):
-        labels = KMeans(n_modes, n_init=4, random_state=seed).fit_predict(z)
-        if not _are_modes(z, labels, min_mode_size):
-            continue
-        agreement = stability(z, held_out, n_modes, seed)
-        candidate = _fit_partition(z, labels, held_out)
-        tried.append({"n_modes": n_modes, "stability": agreement, "held_out_likelihood": candidate.held_out_likelihood})
-        if agreement >= STABLE:
-            fitted = candidate
-    return fitted, tried
+    for n_modes in range(2, min(max_modes, len(learned) // min_mode_size) + 1):
+        candidate = KMeans(n_modes, n_init=4, random_state=seed).fit_predict(z)
+        if _are_modes(z, candidate, min_mode_size):
+            agreement = stability(learned, unseen, n_modes, seed)
+            tried.append({"n_modes": n_modes, "stability": agreement})
+            labels = candidate if agreement >= STABLE else labels
+    return labels, tried
 
 
-def stability(z: np.ndarray, held_out: np.ndarray, n_modes: int, seed: int) -> float:
-    """How far partitions learned from two halves of z agree on held-out normals: mean adjusted Rand index."""
+def stability(z: np.ndarray, unseen: np.ndarray, n_modes: int, seed: int) -> float:
+    """How far partitions learned from two halves of z agree on unseen normals: mean adjusted Rand index."""
     rng = np.random.default_rng(seed)
     agreements = []
     for _ in range(STABILITY_DRAWS):
         halves = np.array_split(rng.permutation(len(z)), 2)
         first, second = (KMeans(n_modes, n_init=4, random_state=seed).fit(z[half]) for half in halves)
-        agreements.append(adjusted_rand_score(first.predict(held_out), second.predict(held_out)))
+        agreements.append(adjusted_rand_score(first.predict(unseen), second.predict(unseen)))
     return float(np.mean(agreements))
 
 
@@ -117,17 +105,20 @@ def _are_modes(z: np.ndarray, labels: np.ndarray, min_mode_size: int) -> bool:
     return min(len(group) for group in groups) >= min_mode_size and all(varies)
 
 
-def modes_without_fold(z: np.ndarray, fitted: FittedModes, fold: np.ndarray) -> list[Modes]:
-    """For each fold the modes fitted without it: same partition, shrinkage and target means, other covariances."""
-    result = []
-    for number in range(int(fold.max()) + 1):
-        kept = fold != number
-        spectra = [
-            _spectrum(z[kept & (fitted.labels == j)], z[fitted.labels == j]) for j in range(fitted.modes.n_modes)
-        ]
-        weight = fitted.modes.weight.numpy()
-        result.append(_build(spectra, weight, fitted.shrinkage, fitted.modes.target_mean.numpy()))
-    return result
+def choose_shrinkage(likelihoods: list[np.ndarray], labels: list[np.ndarray], n_modes: int) -> np.ndarray:
+    """The shrinkage of each mode (J,) that unseen normals of the mode find most likely.
+
+    Args:
+        likelihoods: of each fold's unseen normals under each mode and shrinkage, (n_f, J, shrinkages).
+        labels: their modes (n_f,).
+        n_modes: J.
+    """
+    table, label = np.concatenate(likelihoods), np.concatenate(labels)
+    chosen = []
+    for j in range(n_modes):
+        own = label == j if (label == j).any() else np.ones(len(label), dtype=bool)
+        chosen.append(SHRINKAGES[table[own, j].mean(0).argmax()])
+    return np.array(chosen)
 
 
 def folds(n: int, seed: int) -> np.ndarray:
@@ -135,26 +126,16 @@ def folds(n: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).permutation(np.arange(n) % min(FOLDS, n))
 
 
-def _spectrum(part: np.ndarray, whole: np.ndarray) -> Spectrum:
-    """The spectrum of a part of a mode, or of the whole where too little is left."""
-    return Spectrum.of(part if len(part) > 1 else whole)
+def spectra_of(z: np.ndarray, labels: np.ndarray, n_modes: int) -> list[Spectrum]:
+    """The spectrum of each mode; of all normals where a mode has fewer than two."""
+    groups = [z[labels == j] for j in range(n_modes)]
+    return [Spectrum.of(group if len(group) > 1 else z) for group in groups]
 
 
-def _fit_partition(z: np.ndarray, labels: np.ndarray, held_out: np.ndarray) -> FittedModes:
-    """Modes of a partition, each with the shrinkage that held-out normals near it like best."""
-    weight = np.bincount(labels) / len(labels)
-    spectra = [Spectrum.of(z[labels == j]) for j in range(len(weight))]
-    nearest = np.argmin([np.square(held_out - spectrum.mean).sum(1) for spectrum in spectra], axis=0)
-    joint, shrinkage = np.empty((len(held_out), len(weight))), np.empty(len(weight))
-    for j, spectrum in enumerate(spectra):
-        table = spectrum.log_likelihoods(held_out)
-        own = table[nearest == j] if (nearest == j).any() else table
-        choice = int(own.mean(0).argmax())
-        shrinkage[j] = SHRINKAGES[choice]
-        joint[:, j] = np.log(weight[j]) + table[:, choice]
-    likelihood = np.logaddexp.reduce(joint, axis=1) / z.shape[1]
-    modes = _build(spectra, weight, shrinkage, _target_means(spectra, weight, z, labels, shrinkage))
-    return FittedModes(modes, labels, shrinkage, float(likelihood.mean()))
+def build_modes(spectra: list[Spectrum], z: np.ndarray, labels: np.ndarray, shrinkage: np.ndarray) -> Modes:
+    """Modes of a partition of z (n, d) with their shrinkage (J,)."""
+    weight = np.maximum(np.bincount(labels, minlength=len(spectra)), 1) / len(labels)
+    return _build(spectra, weight / weight.sum(), shrinkage, _target_means(spectra, weight, z, labels, shrinkage))
 
 
 def _target_means(

@@ -143,3 +143,11 @@ class Modes(nn.Module):
         log_prob, velocity = self.at(z, z.new_zeros(len(z), 1))
         mode = torch.multinomial(log_prob.softmax(1).cpu(), 1, generator=generator).to(z.device)
         return z + velocity.gather(1, mode[..., None].expand(-1, -1, z.shape[1])).squeeze(1)
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draw features of normals from Σ_j ω_j N(m_j, Σ_j): (n, d). The closed-form flow, backwards."""
+        mode = torch.multinomial(self.weight.cpu(), n, replacement=True, generator=generator).to(self.mean.device)
+        noise = torch.randn(n, self.mean.shape[1], generator=generator).to(self.mean.device)
+        basis, level = self.basis[mode], self.residual_variance[mode, None].sqrt()
+        inside = torch.einsum("bd,bdr->br", noise, basis) * (self.variance[mode].sqrt() - level)
+        return self.mean[mode] + level * noise + torch.einsum("br,bdr->bd", inside, basis)

@@ -1,69 +1,90 @@
-"""Groups of the normals' patches: the closed-form start of the local score.
+"""Prototypes of the normals' patches: a flow in closed form, and a mixture of prototypes where it ends.
 
 A defect that is small against the image vanishes in pooled statistics and shows in one patch. The patches v of each
-mode of the normal images fall into groups (cell, busbar, rim, background), each a Gaussian N(m_g, Σ_g). At position x
-distances are divided by c_j(x), those of the mode's normals there: where they vary, a distance means less than where
-they are all alike.
+mode of the normal images are transported by ψ(v) = Σ^{-1/2} (v − m), which whitens them. There the prototypes μ_k are
+patches of normals, chosen one after the other, each the farthest from those before it (the greedy form of K-means++):
+what is rare among normals has prototypes, too, and what is common does not take them all.
 """
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import torch
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
 from mpfm_kedro.backbones.rows import FeatureRows
 
-SHRINKAGE = 0.01
-MAX_GROUPS = 8
-PATCHES_PER_CHANNEL = 20  # of a group on average, the smallest at least half; with fewer its covariance says little
-CLUSTERED_PATCHES = 20_000  # of each mode, to find the groups by
-NORMALS_OF_THE_PRIOR = 100  # with n normals, log c counts n / (n + this) against 0
+SHRINKAGE = 0.1
+CANDIDATES = 40_000  # patches of a mode that prototypes are chosen from
+PROJECTED = 32  # dimensions in which candidates are compared
+QUANTILE = 0.9
+ROUNDING = 1e-5  # squared distances of equal points, against their squares, in single precision
+PATCHES_AT_ONCE = 8192
 
 
-class PatchGroups(nn.Module):
-    """G Gaussians over patches for each mode, and the scale of their distances at each position.
+class PatchPrototypes(nn.Module):
+    """K prototypes of patches for each mode, and the scale of distances from them at each position.
 
     Args:
-        n_groups: groups of each mode (J,); what stands behind them in the other tensors is not used.
-        mean: m (J, G, C).
-        whitening: W (J, G, C, C) with Σ_g^{-1} = W_gᵀ W_g.
+        number: prototypes of each mode (J,); what stands behind them in ``mean`` is not used.
+        center: m (J, C).
+        whitening: Σ^{-1/2} (J, C, C).
+        mean: μ (J, K, C), whitened.
         scale: c (J, H', W').
     """
 
-    n_groups: Tensor
-    mean: Tensor
+    number: Tensor
+    center: Tensor
     whitening: Tensor
+    mean: Tensor
     scale: Tensor
 
-    def __init__(self, n_groups: Tensor, mean: Tensor, whitening: Tensor, scale: Tensor) -> None:
+    def __init__(self, number: Tensor, center: Tensor, whitening: Tensor, mean: Tensor, scale: Tensor) -> None:
         super().__init__()
-        self.register_buffer("n_groups", n_groups.long())
-        self.register_buffer("mean", mean.float())
+        self.register_buffer("number", number.long())
+        self.register_buffer("center", center.float())
         self.register_buffer("whitening", whitening.float().contiguous())
+        self.register_buffer("mean", mean.float())
         self.register_buffer("scale", scale.float())
 
     def energy(self, smoothed: Tensor, mode: Tensor) -> Tensor:
-        """(v − m_g)ᵀ Σ_g^{-1} (v − m_g) / (C c_j(x)), g the nearest group: (B, C, H', W'), modes (B,) → (B, H', W')."""
+        """min_k ‖ψ(v) − μ_k‖² / (C c_j(x)): (B, C, H', W') and modes (B,) → (B, H', W').
+
+        Up to a constant it is −log Σ_k N(ψ(v); μ_k, s² I) for small s: the nearest prototype decides.
+        """
         energy = smoothed.new_empty(len(smoothed), *smoothed.shape[2:])
         for j in mode.unique().tolist():
-            patches = _patches(smoothed[mode == j])
-            group = nearest_group(patches, self.mean[j, : self.n_groups[j]])
-            own = patches.new_empty(len(patches))
-            for g in group.unique().tolist():
-                whitened = (patches[group == g] - self.mean[j, g]) @ self.whitening[j, g].T
-                own[group == g] = whitened.square().mean(1)
-            energy[mode == j] = own.view(-1, *smoothed.shape[2:])
+            prototypes = self.mean[j, : self.number[j]]
+            own = [
+                nearest_square(self.whiten(j, piece), prototypes)
+                for piece in to_patches(smoothed[mode == j]).split(PATCHES_AT_ONCE)
+            ]
+            energy[mode == j] = torch.cat(own).view(-1, *smoothed.shape[2:]) / smoothed.shape[1]
         return energy / self.scale[mode]
 
+    def whiten(self, j: int, patches: Tensor) -> Tensor:
+        """ψ(v) of patches of mode j, (n, C) → (n, C)."""
+        return (patches - self.center[j]) @ self.whitening[j].T
 
-def nearest_group(patches: Tensor, mean: Tensor) -> Tensor:
-    """The nearest of G means (G, C) for each patch, (n, C) → (n,)."""
-    return (mean.square().sum(1) - 2 * patches @ mean.T).argmin(1)
+
+def nearest_square(x: Tensor, points: Tensor) -> Tensor:
+    """Squared distance to the nearest of K points (K, C): (n, C) → (n,)."""
+    nearest = (points.square().sum(1) - 2 * x @ points.T).amin(1)
+    return (nearest + x.square().sum(1)).clamp_min(0)
+
+
+def position_scale(energy: Tensor, mode: Tensor, n_modes: int) -> Tensor:
+    """The scale c of each mode and position from the energy of unseen normals, (n, H', W'), modes (n,) → (J, H', W').
+
+    c_j(x) = (q_j(x) + mean of q_j) / 2 with q_j(x) the 0.9 quantile of the mode's normals there: where normals vary, a
+    distance means less. Half of it is the same everywhere, for objects that lie in other places in each image.
+    """
+    scale = []
+    for j in range(n_modes):
+        own = energy[mode == j] if (mode == j).any() else energy
+        quantile = own.quantile(QUANTILE, dim=0)
+        scale.append((quantile + quantile.mean()) / 2)
+    return torch.stack(scale).clamp_min(1e-6)
 
 
 def smooth(maps: Tensor) -> Tensor:
@@ -82,68 +103,87 @@ def _band(side: int, device: torch.device) -> Tensor:
     return near / near.sum(1, keepdim=True)
 
 
-def fit_patch_groups(normals: FeatureRows, mode: np.ndarray, seed: int) -> PatchGroups:
-    """Fit on normals with their modes (n,), some images at once: groups, then covariances, then scales."""
-    modes = torch.from_numpy(mode)
-    means = _group_means(normals, mode, seed)
-    n_groups = torch.tensor([len(mean) for mean in means])
-    n_modes, most, channels = len(means), int(n_groups.max()), normals.maps.shape[1]
-    mean = torch.zeros(n_modes, most, channels)
-    count = torch.zeros(n_modes, most, dtype=torch.float64)
-    products = torch.zeros(n_modes, most, channels, channels, dtype=torch.float64)
-    for j, own in enumerate(means):
-        mean[j, : len(own)] = own
-    for piece, maps in normals.map_batches():
-        smoothed = smooth(maps)
-        for j in modes[piece].unique().tolist():
-            patches = _patches(smoothed[modes[piece] == j])
-            group = nearest_group(patches, means[j])
-            for g in group.unique().tolist():
-                offset = patches[group == g] - mean[j, g]
-                count[j, g] += len(offset)
-                products[j, g] += (offset.T @ offset).double()
-    covariance = products / count.clamp_min(1)[..., None, None]
-    level = covariance.diagonal(dim1=2, dim2=3).mean(2).clamp_min(1e-6)[..., None, None]
-    identity = torch.eye(channels, dtype=torch.float64).expand_as(covariance)
-    root = torch.linalg.cholesky((1 - SHRINKAGE) * covariance + SHRINKAGE * level * identity)
-    whitening = torch.linalg.solve_triangular(root, identity, upper=False)
-    energy = torch.zeros(n_modes, *normals.maps.shape[2:])
-    groups = PatchGroups(n_groups, mean, whitening, torch.ones_like(energy))
-    for piece, maps in normals.map_batches():
-        energy.index_add_(0, modes[piece], groups.energy(smooth(maps), modes[piece]))
-    size = modes.bincount()[:, None, None]
-    scale = (energy / size).clamp_min(1e-6) ** (size / (size + NORMALS_OF_THE_PRIOR))
-    return PatchGroups(n_groups, mean, whitening, scale)
+def fit_patch_prototypes(
+    normals: FeatureRows, mode: np.ndarray, n_modes: int, n_prototypes: int, seed: int
+) -> PatchPrototypes:
+    """Fit on normals with their modes (n,), some images at once: whitening, candidates, prototypes; the scale is 1.
+
+    Each mode gets its share of the prototypes. A mode without normals is fitted to all of them.
+    """
+    channels = normals.maps.shape[1]
+    center, whitening = _whitening(normals, torch.from_numpy(mode), n_modes)
+    ones = torch.ones(n_modes, *normals.maps.shape[2:])
+    wanted = np.maximum(1, np.round(n_prototypes * np.bincount(mode, minlength=n_modes) / len(mode))).astype(int)
+    groups = PatchPrototypes(torch.from_numpy(wanted), center, whitening, torch.zeros(n_modes, 1, channels), ones)
+    generator = torch.Generator().manual_seed(seed)
+    projection = torch.randn(channels, PROJECTED, generator=generator) / PROJECTED**0.5
+    chosen = []
+    for j in range(n_modes):
+        own = normals.take(np.flatnonzero(mode == j)) if (mode == j).any() else normals
+        candidates = _candidates(groups, j, own, np.random.default_rng(seed))
+        chosen.append(candidates[farthest_first(candidates @ projection, int(wanted[j]))])
+    number = torch.tensor([len(points) for points in chosen])
+    mean = nn.utils.rnn.pad_sequence(chosen, batch_first=True)
+    return PatchPrototypes(number, center, whitening, mean, ones)
 
 
-def _group_means(normals: FeatureRows, mode: np.ndarray, seed: int) -> list[Tensor]:
-    """K-means on patches of some images of each mode, as many groups as all of its patches allow: (G_j, C) each."""
-    rng = np.random.default_rng(seed)
-    channels, positions = normals.maps.shape[1], int(np.prod(normals.maps.shape[2:]))
-    means = []
-    for j in range(mode.max() + 1):
-        images = np.flatnonzero(mode == j)
-        n_groups = min(MAX_GROUPS, max(1, len(images) * positions // (PATCHES_PER_CHANNEL * channels)))
-        some = rng.permutation(images)[: -(-CLUSTERED_PATCHES // positions)]
-        patches = _patches(smooth(normals.map_batch(np.sort(some))))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct patches than groups
-            centers = KMeans(n_groups, n_init=1, random_state=seed).fit(patches.numpy()).cluster_centers_
-        least = PATCHES_PER_CHANNEL / 2 * channels * len(some) / len(images)
-        means.append(_without_small_groups(torch.from_numpy(centers), patches, least))
-    return means
+def farthest_first(points: Tensor, number: int) -> Tensor:
+    """Positions of points (n, p), each the farthest from those before it; the first is the one nearest to zero.
 
-
-def _without_small_groups(mean: Tensor, patches: Tensor, least: float) -> Tensor:
-    """Means (G, C) without those that are nearest to too few patches (n, C), the smallest first."""
-    while len(mean) > 1:
-        size = nearest_group(patches, mean).bincount(minlength=len(mean))
-        if size.min() >= least:
+    Fewer than ``number`` where all others repeat one that was chosen.
+    """
+    square = points.square().sum(1)
+    distance = torch.full_like(square, torch.inf)
+    chosen = [int(square.argmin())]
+    while len(chosen) < number:
+        last = chosen[-1]
+        distance = torch.minimum(distance, square - 2 * points @ points[last] + square[last])
+        distance[last] = 0
+        farthest = int(distance.argmax())
+        if distance[farthest] <= ROUNDING * square[farthest]:
             break
-        mean = mean[torch.arange(len(mean)) != size.argmin()]
-    return mean
+        chosen.append(farthest)
+    return torch.tensor(chosen)
 
 
-def _patches(smoothed: Tensor) -> Tensor:
+def to_patches(smoothed: Tensor) -> Tensor:
     """All patches of all images, (B, C, H', W') → (B · H' · W', C)."""
     return smoothed.flatten(2).transpose(1, 2).flatten(0, 1)
+
+
+def _whitening(normals: FeatureRows, mode: Tensor, n_modes: int) -> tuple[Tensor, Tensor]:
+    """Mean (J, C) and ((1 − α) Σ + α (tr Σ / C) I)^{-1/2} (J, C, C) of each mode's patches."""
+    channels = normals.maps.shape[1]
+    count = torch.zeros(n_modes, dtype=torch.float64)
+    total = torch.zeros(n_modes, channels, dtype=torch.float64)
+    products = torch.zeros(n_modes, channels, channels, dtype=torch.float64)
+    for part, maps in normals.map_batches():
+        smoothed = smooth(maps)
+        for j in mode[part].unique().tolist():
+            patches = to_patches(smoothed[mode[part] == j])
+            count[j] += len(patches)
+            total[j] += patches.sum(0).double()
+            products[j] += (patches.T @ patches).double()
+    empty = count == 0
+    count[empty], total[empty], products[empty] = count.sum(), total.sum(0), products.sum(0)
+    mean = total / count[:, None]
+    covariance = products / count[:, None, None] - mean[:, :, None] * mean[:, None, :]
+    level = covariance.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-6)
+    variance, basis = torch.linalg.eigh(covariance)
+    shrunk = (1 - SHRINKAGE) * variance.clamp_min(0) + SHRINKAGE * level[:, None]
+    return mean.float(), (basis * shrunk.rsqrt()[:, None] @ basis.mT).float()
+
+
+def _candidates(groups: PatchPrototypes, j: int, normals: FeatureRows, rng: np.random.Generator) -> Tensor:
+    """Whitened patches of normals of mode j, drawn with probability ∝ ‖ψ(v)‖², the more unusual the likelier."""
+    positions = int(np.prod(normals.maps.shape[2:]))
+    squares = [groups.whiten(j, to_patches(smooth(maps))).square().sum(1).double() for _, maps in normals.map_batches()]
+    weight = torch.cat(squares).numpy() + 1e-12
+    size = min(CANDIDATES, len(weight))
+    drawn = np.sort(rng.choice(len(weight), size, replace=False, p=weight / weight.sum()))
+    found = []
+    for part, maps in normals.map_batches():
+        first, last = np.searchsorted(drawn, [part.start * positions, part.stop * positions])
+        inside = torch.from_numpy(drawn[first:last] - part.start * positions)
+        found.append(groups.whiten(j, to_patches(smooth(maps))[inside]))
+    return torch.cat(found)

@@ -1,11 +1,9 @@
-"""K-means++ prototypes on the transported normals, and the scale of their likelihood."""
+"""K-means++ prototypes on the transported normals."""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,41 +11,10 @@ from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from mpfm_kedro.backbones.rows import FeatureRows
-from mpfm_kedro.detectors.base import Artefact, Context, TrainingData
-from mpfm_kedro.detectors.mpfm.closed_form import ClosedForm, closed_form_start, unpack
-from mpfm_kedro.detectors.mpfm.division import divide
 from mpfm_kedro.detectors.mpfm.mixture import PrototypeMixture
 from mpfm_kedro.detectors.mpfm.modes import Modes
 
 logger = logging.getLogger(__name__)
-
-
-def fit(
-    data: TrainingData, earlier: Mapping[str, Artefact], parameters: Mapping[str, Any], seed: int, context: Context
-) -> Artefact:
-    """Prototypes, and centre and spread of the normals' NLL per dimension, each by modes fitted without it."""
-    normals = divide(data, parameters["held_back_share"], seed).normals
-    closed_form = unpack(earlier["closed_form"])
-    return initialise(closed_form, normals, parameters["n_prototypes"], parameters["transport_steps"], seed)
-
-
-def initialise(
-    closed_form: ClosedForm, normals: FeatureRows, n_prototypes: int, transport_steps: int, seed: int
-) -> Artefact:
-    """Prototypes of the normals that the closed form was fitted to, and the scale of their likelihood."""
-    z = closed_form.standardiser.z(normals)
-    if closed_form.starts is None:
-        unseen = torch.from_numpy(z)
-        prototypes = printed_prototypes(z, n_prototypes, seed)
-    else:
-        unseen = closed_form.starts[0].psi
-        psi = closed_form_start(closed_form.modes, z).psi.numpy()
-        prototypes = fit_prototypes(psi, closed_form.modes, closed_form.labels, n_prototypes, seed)
-    with torch.inference_mode():
-        nll = -prototypes.log_prob(unseen).numpy() / z.shape[1]
-    scale = {"global_center": float(nll.mean()), "global_spread": float(nll.std())}
-    return Artefact(prototypes.state_dict(), {"transport_steps": transport_steps, **scale})
 
 
 def fit_prototypes(psi: np.ndarray, modes: Modes, labels: np.ndarray, n_prototypes: int, seed: int) -> PrototypeMixture:

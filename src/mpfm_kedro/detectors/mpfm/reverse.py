@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from mpfm_kedro.detectors.base import Artefact
-from mpfm_kedro.detectors.mpfm.assembly import assemble
+from mpfm_kedro.detectors.mpfm.closed_form import unpack_final
+from mpfm_kedro.detectors.mpfm.flow import load_flow
 from mpfm_kedro.detectors.mpfm.mixture import PrototypeMixture
 from mpfm_kedro.detectors.mpfm.velocity import Velocity, VelocityMixture
 
@@ -111,15 +112,21 @@ def compare_with_samples(pieces: Mapping[str, Artefact], pooled: np.ndarray, see
     """Real and sampled features of normals along the two main directions of the real ones.
 
     Args:
-        pieces: of a trained model.
+        pieces: of a fitted model; with a trained flow its reverse chain is sampled, without one its modes.
         pooled: stored pooled statistics of normals, (n, d).
         seed: of the samples.
     """
-    model = assemble(pieces, torch.device("cpu"))
+    closed_form = unpack_final(pieces["closed_form"])
+    standardiser, generator = closed_form.standardiser, torch.Generator().manual_seed(seed)
     with torch.inference_mode():
-        real = model.z(torch.from_numpy(np.asarray(pooled[:SAMPLED])))
-        generator = torch.Generator().manual_seed(seed)
-        drawn = sample_normals(model.velocity, model.prototypes, len(real), SAMPLING_STEPS, 1.0, generator)
+        real = (
+            torch.from_numpy(np.asarray(pooled[:SAMPLED])) - standardiser.pooled_center
+        ) / standardiser.pooled_spread
+        if "flow" in pieces:
+            flow = load_flow(pieces["flow"], closed_form.modes)
+            drawn = sample_normals(flow.velocity, flow.prototypes, len(real), SAMPLING_STEPS, 1.0, generator)
+        else:
+            drawn = closed_form.modes.sample(len(real), generator)
         center = real.mean(0)
         directions = torch.linalg.svd(real - center, full_matrices=False).Vh[:2].T
         table = pd.DataFrame(torch.cat([real - center, drawn - center]).matmul(directions).numpy())

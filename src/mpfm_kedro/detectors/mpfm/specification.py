@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from mpfm_kedro.detectors.pieces import Piece, Specification
+from mpfm_kedro.detectors.pieces import Piece, Specification, piece_name
 from mpfm_kedro.parameters import Group, PrototypeParameters, RepairParameters, TrainingParameters
 
 ROOM = "mpfm_kedro.detectors.mpfm"
-SECONDS = {"closed_form": 20.0, "prototypes": 2.0, "trained": 40.0, "calibrated": 3.0}  # see detectors.pieces.Piece
+SECONDS = {"closed_form": 25.0, "flow": 30.0, "heads": 8.0, "calibrated": 1.0}  # see detectors.pieces.Piece
 PRINTED_FACTOR = 8  # a network that makes all velocities takes longer
+FLOW = (
+    *("epochs", "iterations_per_epoch", "normals_per_batch", "anomalies_per_batch", "pseudo_share"),
+    *("learning_rate", "weight_decay", "clip_norm", "mim_weight", "mim_sharpness", "push_margin"),
+    *("transport_steps", "hidden", "precision"),
+)
 
 
 def specify_mpfm(
@@ -16,43 +21,53 @@ def specify_mpfm(
     repairs: RepairParameters,
     training: TrainingParameters,
     trained: bool = True,
+    n_backbones: int = 1,
 ) -> Specification:
-    """MPFM with these parameters; not trained, it is MPFM at 0 iterations."""
+    """MPFM with these parameters; not trained, it is its closed form, which has learned from no anomaly.
+
+    Each backbone has a closed form and heads of its own, and all scores are calibrated together. A flow is trained on
+    the first backbone.
+    """
     steps = training.epochs * training.iterations_per_epoch
     batch = training.normals_per_batch + training.anomalies_per_batch
-    pieces = [
-        _piece(
-            "closed_form",
-            _chosen(prototypes, "max_modes", "min_mode_size")
-            | _chosen(repairs, "transport_start")
-            | _chosen(training, "held_back_share", "top_share"),
-        ),
-        _piece(
-            "prototypes",
-            _chosen(prototypes, "n_prototypes") | _chosen(training, "held_back_share", "transport_steps"),
-        ),
-    ]
+    closed_form = _chosen(prototypes, "max_modes", "min_mode_size", "n_prototypes") | _chosen(training, "top_share")
+    backbones = range(n_backbones)
+    pieces = [_piece("closed_form", closed_form | {"backbone": number}, backbone=number) for number in backbones]
     if trained:
-        known = set(TrainingParameters.model_fields) - {"top_share", "transport_steps"}
-        own = _chosen(training, *sorted(known)) | _chosen(repairs, "mutual_information", "normality_target", "coupling")
+        own = _chosen(training, "head_steps", "head_top_share", "normals_per_batch", "anomalies_per_batch")
+        own |= _chosen(repairs, "normality_target")
+        factor = training.head_steps / 500
+        pieces += [
+            _piece("heads", own | {"backbone": number}, "learned", supervised=True, factor=factor, backbone=number)
+            for number in backbones
+        ]
+    if trained and steps:  # after the heads, which are the same with every flow
+        own = _chosen(training, *FLOW) | {"n_prototypes": prototypes.n_image_prototypes}
+        own |= _chosen(repairs, "mutual_information", "coupling", "transport_start")
         factor = steps / 1000 * (PRINTED_FACTOR if repairs.transport_start == "printed" else 1)
-        pieces.append(_piece("trained", own, module="training", supervised=True, factor=factor))
-    calibrated = _chosen(repairs, "fusion") | _chosen(training, "held_back_share", "scores")
+        pieces.append(_piece("flow", own, module="flow_training", supervised=True, factor=factor))
+    calibrated = _chosen(repairs, "fusion") | _chosen(training, "scores") | {"n_backbones": n_backbones}
     pieces.append(_piece("calibrated", calibrated, module="calibration", supervised=trained))
+    spent = [f"{steps:,} steps of the flow"] * bool(steps) + [f"{training.head_steps:,} steps of {batch}"]
     return Specification(
         name=name,
         kind="ours",
         pieces=tuple(pieces),
         load=f"{ROOM}.detector:load",
-        budget=f"{steps:,} steps of {batch}" if trained else "closed form",
+        budget=" and ".join(spent) if trained else "closed form",
     )
 
 
 def _piece(
-    name: str, parameters: dict[str, object], module: str = "", supervised: bool = False, factor: float = 1.0
+    name: str,
+    parameters: dict[str, object],
+    module: str = "",
+    supervised: bool = False,
+    factor: float = 1.0,
+    backbone: int = 0,
 ) -> Piece:
     return Piece(
-        name=name,
+        name=piece_name(name, backbone),
         fit=f"{ROOM}.{module or name}:fit",
         parameters=parameters,
         supervised=supervised,

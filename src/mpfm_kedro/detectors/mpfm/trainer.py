@@ -10,10 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpfm_kedro.backbones.rows import FeatureRows
-from mpfm_kedro.detectors.mpfm.assembly import load_trained
-from mpfm_kedro.detectors.mpfm.heads import LocalEvidence
-from mpfm_kedro.detectors.mpfm.model import MPFM
+from mpfm_kedro.detectors.mpfm.flow import Flow
 from mpfm_kedro.detectors.mpfm.modes import Path, Start
 from mpfm_kedro.detectors.mpfm.mutual_information import information, mim_loss
 from mpfm_kedro.detectors.mpfm.objective import KNOWN, NORMAL, PSEUDO, Batch, Losses, Options, losses
@@ -24,16 +21,14 @@ class TransportedRows:
     """Images with what is known in closed form of their transport into the prototype space.
 
     Args:
-        rows: the features.
+        z: standardised features (n, d).
         start: ψ_0 (n, d) and log ω_j N (n, J) by modes fitted without the sample, or None without a closed-form start.
         path: to z_T coupled to z_0 inside its mode, or None when z_T is drawn from the prototypes (printed).
-        evidence: what M_a reads of the maps, or None without patch groups.
     """
 
-    rows: FeatureRows
+    z: np.ndarray
     start: Start | None = None
     path: Path | None = None
-    evidence: LocalEvidence | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,7 @@ class State:
 
 
 def train(
-    model: MPFM,
+    flow: Flow,
     data: TrainingSet,
     schedule: Schedule,
     options: Options,
@@ -82,7 +77,7 @@ def train(
     """Train in place and return one row of history per epoch.
 
     Args:
-        model: the initialised model, on its device.
+        flow: the initialised flow, on its device.
         data: what the run may learn from.
         schedule: length and batches.
         options: the objective.
@@ -90,36 +85,36 @@ def train(
         state: where an interrupted training of the same run stopped.
         checkpoint: called after each epoch with the state.
     """
-    device = model.pooled_center.device
+    device = flow.device
     generator = torch.Generator().manual_seed(seed)
     optimiser = torch.optim.AdamW(
-        model.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay, fused=True
+        flow.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay, fused=True
     )
     state = state or State()
     if state.epoch:
         assert state.generator is not None
-        load_trained(model, state.model)
+        flow.load_state_dict(state.model, strict=False)
         optimiser.load_state_dict(state.optimiser)
         generator.set_state(state.generator)
     history = list(state.history)
     for epoch in range(state.epoch, schedule.epochs):
         steps = []
         for _ in range(schedule.iterations_per_epoch):
-            batch = draw_batch(model, data, schedule, generator, device)
-            terms, info = losses(model, batch, options, generator)
+            batch = draw_batch(data, schedule, generator, device)
+            terms, info = losses(flow, batch, options, generator)
             total = terms.total(options)
             optimiser.zero_grad(set_to_none=True)
             total.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), schedule.clip_norm)
+            torch.nn.utils.clip_grad_norm_(flow.parameters(), schedule.clip_norm)
             optimiser.step()
             steps.append(torch.stack([*terms, total, info.mutual]).detach())
-        means = _means(torch.stack(steps), len(model.prototypes.logit))
-        history.append({"epoch": epoch + 1} | means | monitor(model, data.normals, options, device))
+        means = _means(torch.stack(steps), len(flow.prototypes.logit))
+        history.append({"epoch": epoch + 1} | means | monitor(flow, data.normals, options, device))
         if checkpoint is not None:
             checkpoint(
                 State(
                     epoch + 1,
-                    {name: value.detach() for name, value in model.named_parameters()},
+                    {name: value.detach() for name, value in flow.named_parameters()},
                     optimiser.state_dict(),
                     generator.get_state(),
                     list(history),
@@ -128,31 +123,23 @@ def train(
     return history
 
 
-def draw_batch(
-    model: MPFM, data: TrainingSet, schedule: Schedule, generator: torch.Generator, device: torch.device
-) -> Batch:
+def draw_batch(data: TrainingSet, schedule: Schedule, generator: torch.Generator, device: torch.device) -> Batch:
     """Normals, a share of them replaced by pseudo-anomalies, and known anomalies in random views."""
     n_pseudo = min(round(schedule.pseudo_share * schedule.normals_per_batch), schedule.normals_per_batch - 1)
-    n_pseudo = n_pseudo if len(data.pseudo.rows) else 0
-    n_known = schedule.anomalies_per_batch if len(data.anomalies.rows) else 0
+    n_pseudo = n_pseudo if len(data.pseudo.z) else 0
+    n_known = schedule.anomalies_per_batch if len(data.anomalies.z) else 0
     sizes = (schedule.normals_per_batch - n_pseudo, n_pseudo, n_known)
     pieces = []
     for group, size in zip((data.normals, data.pseudo, data.anomalies), sizes, strict=True):
         if size:
-            pieces.append((group, torch.randint(len(group.rows), (size,), generator=generator).numpy()))
-    pooled = np.concatenate([group.rows.pooled[index] for group, index in pieces])
-    evidence = _gather([(group.evidence, index) for group, index in pieces], device)
-    maps = None
-    if evidence is None:
-        maps = _copied(torch.cat([group.rows.map_batch(index) for group, index in pieces]), device)
+            pieces.append((group, torch.randint(len(group.z), (size,), generator=generator).numpy()))
+    z = np.concatenate([group.z[index] for group, index in pieces])
     start = _gather([(group.start, index) for group, index in pieces], device)
     path = _gather([(group.path, index) for group, index in pieces], device)
     return Batch(
-        z=model.z(_copied(torch.from_numpy(pooled), device)),
+        z=_copied(torch.from_numpy(z).float(), device),
         start=None if start is None else Start(*start),
         path=None if path is None else Path(*path),
-        maps=maps,
-        evidence=None if evidence is None else LocalEvidence(*evidence),
         label=torch.tensor([NORMAL] * sizes[0] + [PSEUDO] * sizes[1] + [KNOWN] * sizes[2], device=device),
     )
 
@@ -176,14 +163,14 @@ def _copied(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def monitor(model: MPFM, normals: TransportedRows, options: Options, device: torch.device) -> dict[str, float]:
+def monitor(flow: Flow, normals: TransportedRows, options: Options, device: torch.device) -> dict[str, float]:
     """Once per epoch, on up to 256 normals: entropy of the assignments, used prototypes, size of the MIM gradient."""
-    z = model.z(torch.from_numpy(normals.rows.pooled[:256]).to(device))
+    z = torch.from_numpy(normals.z[:256]).float().to(device)
     start = _gather([(normals.start, np.arange(len(z)))], device)
-    psi = model.psi(z, None if start is None else Start(*start))
-    posterior = model.prototypes.posterior(psi, options.mim_sharpness)
-    loss = mim_loss(posterior, model.prototypes.weight, options.printed_mutual_information)
-    gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    psi = flow.psi(z, None if start is None else Start(*start))
+    posterior = flow.prototypes.posterior(psi, options.mim_sharpness)
+    loss = mim_loss(posterior, flow.prototypes.weight, options.printed_mutual_information)
+    gradients = torch.autograd.grad(loss, list(flow.parameters()), allow_unused=True)
     size = sum(float(g.square().sum()) for g in gradients if g is not None) ** 0.5
     return {
         "assignment_entropy": float(information(posterior.detach()).marginal_entropy),

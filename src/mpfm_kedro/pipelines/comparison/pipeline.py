@@ -7,7 +7,7 @@ from kedro.pipeline import Pipeline, node
 from mpfm_kedro.experiments.intervals import paired_differences
 from mpfm_kedro.experiments.published import load_published
 from mpfm_kedro.experiments.specifications import compared_specifications
-from mpfm_kedro.pipelines.studies import MPFM, create_study
+from mpfm_kedro.pipelines.studies import BACKBONE, MPFM, create_study
 from mpfm_kedro.reports.comparison import comparison_table, write_comparison, write_comparison_page
 from mpfm_kedro.reports.study_figures import draw_comparison
 
@@ -24,6 +24,6 @@ def create_pipeline(**_: object) -> Pipeline:
         node(draw_comparison, "table", "plot", name="draw_comparison"),
     ]
     specifications = node(
-        compared_specifications, [*MPFM, "params:comparison"], "specifications", name="list_specifications"
+        compared_specifications, [*MPFM, "params:comparison", BACKBONE], "specifications", name="list_specifications"
     )
     return create_study("comparison", specifications, report, n_anomalies="params:comparison.n_anomalies")

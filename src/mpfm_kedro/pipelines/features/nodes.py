@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from mpfm_kedro.backbones.features import Features
-from mpfm_kedro.backbones.store import KEY, FeatureSpec, FeatureStore, row_keys
+from mpfm_kedro.backbones.store import KEY, FeatureSpec, FeatureStore, extraction_code, extraction_libraries, row_keys
 from mpfm_kedro.datasets.weights import BackboneWeights
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.views import CUTMIX, ORIGINAL
@@ -56,15 +58,28 @@ def fitting_size(normals: pd.DataFrame) -> int:
 def extract_features(
     views: pd.DataFrame,
     images: ImageLoader,
+    weights: Sequence[BackboneWeights],
+    store: FeatureStore,
+    device: str,
+    parameters: FeatureParameters,
+) -> Features:
+    """Compute the rows that the stores do not have yet, and locate those of all views, in each backbone."""
+    first, *others = [_extract(views, images, one, store, device, parameters) for one in weights]
+    return replace(first, beside=tuple(others))
+
+
+def _extract(
+    views: pd.DataFrame,
+    images: ImageLoader,
     weights: BackboneWeights,
     store: FeatureStore,
     device: str,
     parameters: FeatureParameters,
 ) -> Features:
-    """Compute the rows that the store does not have yet, and locate those of all views."""
-    from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract
+    from mpfm_kedro.backbones.building import build_backbone
+    from mpfm_kedro.backbones.extraction import ViewImages, extract
 
-    backbone = Backbone(weights.name, weights.tensors, parameters.layers, parameters.map_layers)
+    backbone = build_backbone(weights.name, weights.tensors, parameters.layers, parameters.map_layers)
     spec = specification(backbone, weights, int(views["image_size"].iloc[0]), parameters)
     folder, keys = store.open(spec), row_keys(views)
     if folder.missing(keys):
@@ -72,9 +87,9 @@ def extract_features(
             # asked again: another process may have written some while this one waited
             new = views[keys.isin(folder.missing(keys))].drop_duplicates(KEY)
             gigabytes = store.check_room(spec, len(new)) / 1e9
-            logger.info(
-                "Features: %d of %d views are new, %.2f GB in %s", len(new), keys.nunique(), gigabytes, folder.folder
-            )
+            message = "Features: %d of %d views are new to %s at %d px, %.2f GB in %s"
+            numbers = len(new), keys.nunique(), spec.backbone, spec.image_size, gigabytes, folder.folder
+            logger.info(message, *numbers)
             names = row_keys(new).to_numpy()
             dataset = ViewImages(new, images.read, spec.image_size)
             with progress("Features", len(new), "images") as bar:
@@ -87,9 +102,15 @@ def extract_features(
 def specification(
     backbone: Backbone, weights: BackboneWeights, image_size: int, parameters: FeatureParameters
 ) -> FeatureSpec:
-    """What decides the features; their shapes are those of a black image."""
+    """What decides the features; their shapes are those of a black image.
+
+    The image size is the nearest one that the backbone accepts.
+    """
     import torch
 
+    from mpfm_kedro.backbones.building import accepted_size
+
+    image_size = accepted_size(backbone, image_size)
     with torch.inference_mode():
         black = torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8)
         pooled, maps = backbone.features(black, parameters.statistics)
@@ -103,4 +124,6 @@ def specification(
         pooled_size=pooled.shape[1],
         map_shape=tuple(maps.shape[1:]),  # type: ignore[arg-type]
         precision=parameters.precision,
+        code=extraction_code(type(backbone).__module__),
+        libraries=extraction_libraries(("timm",) if weights.name.startswith("timm/") else ()),
     )

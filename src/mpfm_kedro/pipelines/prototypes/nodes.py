@@ -1,4 +1,4 @@
-"""Everything that knows no anomaly: modes, K-means++ prototypes, references fitted on normals alone."""
+"""Everything that knows no anomaly: modes, prototypes of patches, references fitted on normals alone."""
 
 from __future__ import annotations
 

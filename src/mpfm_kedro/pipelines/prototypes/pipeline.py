@@ -1,4 +1,4 @@
-"""Prototypes: closed form and K-means++ prototypes, and all else that knows no anomaly."""
+"""Prototypes: the closed form with its prototypes of patches, and all else that knows no anomaly."""
 
 from __future__ import annotations
 

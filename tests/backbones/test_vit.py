@@ -1,0 +1,168 @@
+"""DINOv2: the rebuilt network is that of the ONNX graph, for any size, under every name of its tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mpfm_kedro.backbones import dinov2, onnx_file
+from mpfm_kedro.backbones.building import accepted_size, build_backbone
+from mpfm_kedro.backbones.vit import DEPTH, GRID, WIDTH, VisionTransformer
+from mpfm_kedro.backbones.vit_backbone import TransformerBackbone
+from mpfm_kedro.errors import InputError
+
+AUTO = ["auto"]
+
+
+@pytest.fixture(scope="session")
+def graph(fetched: Path) -> Path:
+    """The ONNX file of the package."""
+    return fetched / dinov2.NAME / "vit_s_focus.onnx"
+
+
+@pytest.fixture(scope="session")
+def weights(graph: Path) -> dict[str, Tensor]:
+    return dinov2.read_onnx(graph)
+
+
+@pytest.fixture(scope="session")
+def random_weights() -> dict[str, Tensor]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return {name: torch.randn_like(value) / 20 for name, value in VisionTransformer().state_dict().items()}
+
+
+def photograph(size: int) -> Tensor:
+    """A smooth image of bytes with some texture, (1, 3, S, S)."""
+    grid = torch.linspace(0, 6, size)
+    waves = torch.stack([torch.sin(k * grid)[:, None] * torch.cos(grid * (k + 1))[None] for k in (1, 2, 3)])
+    return (127 + 110 * waves).to(torch.uint8)[None]
+
+
+def test_network_is_that_of_the_graph(graph, weights):
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    names = {f"blocks.{k}": f"/backbone/encoder/layer.{k}/Add_1_output_0" for k in (0, 6, 9, 11)}
+    names["norm"] = "/backbone/layernorm/Add_1_output_0"
+    model = onnx.load(graph)
+    model.graph.output.extend(onnx.helper.make_tensor_value_info(name, 1, None) for name in names.values())
+    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    backbone, image = TransformerBackbone("", weights, list(names), ["blocks.9"]), photograph(224)
+    normalised = (image.float() - backbone.mean) / backbone.std
+    with torch.inference_mode():
+        found = backbone(image)
+    for layer, expected in zip(names, session.run([*names.values()], {"input_image": normalised.numpy()}), strict=True):
+        tokens = torch.from_numpy(expected)[:, 1:]
+        assert (found[layer].flatten(2).mT - tokens).abs().max() < 1e-4 * tokens.abs().max()
+
+
+def test_tensors_are_those_that_onnx_reads(graph):
+    onnx = pytest.importorskip("onnx")
+    numpy_helper = pytest.importorskip("onnx.numpy_helper")
+    expected = {one.name: numpy_helper.to_array(one) for one in onnx.load(graph).graph.initializer}
+    found = onnx_file.read_initialisers(graph)
+    assert list(found) == list(expected)
+    assert all((found[name].numpy() == value).all() for name, value in expected.items())
+
+
+def test_tensor_of_another_type_is_refused(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    whole = onnx.helper.make_tensor("numbers", onnx.TensorProto.INT64, [2], [1, 2])
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([], "graph", [], [], [whole])), tmp_path / "whole.onnx")
+    with pytest.raises(InputError, match="'numbers' of the ONNX file is not"):
+        onnx_file.read_initialisers(tmp_path / "whole.onnx")
+
+
+def as_transformers_names_them(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The names of the package transformers, which has three tensors for q, k and v."""
+    pairs = (("cls_token", "embeddings.cls_token"), ("pos_embed", "embeddings.position_embeddings"))
+    pairs += (("patch_embed.proj", "embeddings.patch_embeddings.projection"), ("blocks.", "encoder.layer."))
+    pairs += ((".attn.proj", ".attention.output.dense"), (".ls1.gamma", ".layer_scale1.lambda1"))
+    pairs += ((".ls2.gamma", ".layer_scale2.lambda1"),)
+    renamed = {}
+    for name, tensor in tensors.items():
+        name = name.replace("norm.", "layernorm.") if name.startswith("norm.") else name
+        for old, new in pairs:
+            name = name.replace(old, new)
+        if ".attn.qkv" in name:
+            for part, own in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
+                renamed[name.replace(".attn.qkv", f".attention.attention.{part}")] = own
+        else:
+            renamed[name] = tensor
+    return renamed
+
+
+def test_names_of_authors_and_of_transformers_are_understood(random_weights):
+    for more in ({}, {"mask_token": torch.zeros(1, WIDTH)}):
+        found = dinov2.authors_names(random_weights | more)
+        assert found.keys() == random_weights.keys()
+    renamed = as_transformers_names_them(random_weights)
+    assert not any("qkv" in name for name in renamed)
+    found = dinov2.authors_names(renamed | {"embeddings.mask_token": torch.zeros(1, WIDTH)})
+    assert found.keys() == random_weights.keys()
+    assert all(torch.equal(found[name], value) for name, value in random_weights.items())
+
+
+def test_names_of_timm_are_the_authors(random_weights):
+    timm = pytest.importorskip("timm")
+    network = timm.create_model("vit_small_patch14_dinov2", pretrained=False)
+    network.load_state_dict(random_weights)
+    image = torch.randn(1, 3, 14 * GRID, 14 * GRID)
+    with torch.inference_mode():
+        (expected,) = network.eval().forward_intermediates(image, indices=[5], intermediates_only=True)
+        ours = VisionTransformer().eval()
+        ours.load_state_dict(random_weights)
+        found = ours(image, ["blocks.5"])["blocks.5"]
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("size", "side"), [(14, 1), (70, 5), (224, 16)])
+def test_maps_of_any_size(random_weights, size, side):
+    backbone = build_backbone(dinov2.NAME, random_weights, AUTO, AUTO)
+    assert (backbone.layers, backbone.map_layers) == (("blocks.9", "norm"), ("blocks.6",))
+    with torch.inference_mode():
+        pooled, maps = backbone.features(photograph(size), ["mean", "max", "std"])
+    assert pooled.shape == (1, 2 * 3 * WIDTH)
+    assert maps.shape == (1, WIDTH, side, side)
+    assert backbone.largest_map_bytes(size) >= 4 * 4 * WIDTH * side**2
+
+
+def test_positions_of_the_own_grid_are_not_interpolated(random_weights):
+    network = VisionTransformer()
+    network.load_state_dict(random_weights)
+    assert torch.equal(network.positions(GRID, GRID), network.pos_embed)
+    smooth = torch.linspace(0, 1, GRID)[:, None].expand(GRID, GRID)
+    network.pos_embed.data[:, 1:] = smooth.reshape(1, -1, 1)
+    rows = network.positions(5, 5)[0, 1:, 0].reshape(5, 5)
+    torch.testing.assert_close(rows[:, 0], torch.linspace(0.1, 0.9, 5), rtol=0, atol=0.02)
+    torch.testing.assert_close(rows, rows[:, :1].expand(5, 5))
+
+
+def test_blocks_after_the_last_layer_are_not_computed(random_weights):
+    backbone = TransformerBackbone("", random_weights, ["blocks.2"], ["blocks.1"])
+    computed = []
+    for block in backbone.network.blocks:
+        block.register_forward_hook(lambda module, *_: computed.append(module))
+    with torch.inference_mode():
+        backbone(photograph(28))
+    assert len(computed) == 3
+
+
+def test_unknown_layer_says_which_there_are(random_weights):
+    with pytest.raises(InputError, match=rf"no feature map \['layer4'\]; it has: blocks.0, .*blocks.{DEPTH - 1}, norm"):
+        build_backbone(dinov2.NAME, random_weights, ["layer4"], AUTO)
+
+
+@given(size=st.integers(32, 4096))
+@settings(max_examples=50, deadline=None)
+def test_accepted_size_is_the_nearest_multiple_of_a_patch(size):
+    backbone = TransformerBackbone.__new__(TransformerBackbone)
+    torch.nn.Module.__init__(backbone)
+    accepted = accepted_size(backbone, size)
+    assert accepted % 14 == 0 and accepted > 0
+    assert abs(accepted - size) <= 7
+    assert accepted_size(torch.nn.Identity(), size) == size  # type: ignore[arg-type]
