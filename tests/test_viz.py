@@ -149,7 +149,7 @@ def test_status_and_duration_of_every_node_are_known_after_a_run(site: Path):
 
 def test_nodes_come_with_parameters_and_docstrings(site: Path):
     shown = json.loads((site / "api/nodes" / node_id(site, "list_specifications")).read_text())
-    assert shown["parameters"]["training"]["epochs"] == 2
+    assert shown["parameters"]["training"]["head_steps"] == 20
     assert '"""A setting\'s two rows' in shown["code"]
     for node in pipeline(site)["nodes"]:
         if node["type"] == "task":

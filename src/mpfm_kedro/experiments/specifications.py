@@ -56,7 +56,7 @@ def setting_specifications(
     prototypes: PrototypeParameters,
     repairs: RepairParameters,
     training: TrainingParameters,
-    backbone: str | list[str] = "",
+    backbone: Any = "",  # a name or a list; Kedro warns of union types
 ) -> list[Specification]:
     """A setting's two rows: MPFM, and MPFM before its first training step."""
     ours = Ours(prototypes, repairs, training, backbone)
@@ -68,7 +68,7 @@ def compared_specifications(
     repairs: RepairParameters,
     training: TrainingParameters,
     comparison: ComparisonParameters,
-    backbone: str | list[str] = "",
+    backbone: Any = "",  # a name or a list; Kedro warns of union types
 ) -> list[Specification]:
     """MPFM, every baseline and reference, MPFM at 0 iterations; or those that are named."""
     from mpfm_kedro.detectors.registry import baselines  # with torch, which is slow to import
@@ -88,7 +88,7 @@ def ablated_specifications(
     prototypes: PrototypeParameters,
     repairs: RepairParameters,
     training: TrainingParameters,
-    backbone: str | list[str] = "",
+    backbone: Any = "",  # a name or a list; Kedro warns of union types
 ) -> list[Specification]:
     """MPFM without each of its parts, with each repair in its printed form, and with a trained flow."""
     ours = Ours(prototypes, repairs, training, backbone)
@@ -118,7 +118,7 @@ def sensitivity_specifications(
     repairs: RepairParameters,
     training: TrainingParameters,
     sensitivity: SensitivityParameters,
-    backbone: str | list[str] = "",
+    backbone: Any = "",  # a name or a list; Kedro warns of union types
 ) -> list[Specification]:
     """MPFM with other numbers of prototypes K, and with a trained flow and other weights λ of MIMR."""
     ours = Ours(prototypes, repairs, training, backbone)
