@@ -151,12 +151,12 @@ def test_changed_views_make_new_features_and_new_models(repository: Path):
 
 
 def test_changed_head_retrains_without_extraction(repository: Path):
-    where = "conf/dvc_test/parameters_model.yml:training.head_top_share"
-    shown = call(repository, "dvc", "exp", "run", "--set-param", f"{where}=1.0", *each("evaluation"))
+    where = "conf/dvc_test/parameters_model.yml:repairs.normality_target"
+    shown = call(repository, "dvc", "exp", "run", "--set-param", f"{where}=printed", *each("evaluation"))
     assert ran(shown) == each("runs", "training", "scoring", "evaluation")
     (changed,) = json.loads(call(repository, "dvc", "params", "diff", "--json")).values()
     changed = {name: (value["old"], value["new"]) for name, value in changed.items()}
-    assert changed == {"training.head_top_share": (0.1, 1.0)}
+    assert changed == {"repairs.normality_target": ("repaired", "printed")}
     differences = json.loads(call(repository, "dvc", "metrics", "diff", "--json"))
     assert set(differences) == {str(folder / "metrics.json") for folder in RESULTS.values()}
     auc = differences[str(RESULTS["hard"] / "metrics.json")]["MPFM.mean.M3.auc_mean"]

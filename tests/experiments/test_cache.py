@@ -51,6 +51,19 @@ def test_digest_ignores_the_details(tmp_path):
     assert one.details != other.details
 
 
+def test_numbers_do_not_depend_on_the_length_of_the_details(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    tensors = {name: torch.randn(200, 384, generator=generator) for name in ("one", "other")}
+    products = []
+    for length in range(0, 64, 8):
+        file = ArtefactFile(tmp_path / f"{length}.safetensors")
+        file.save(Artefact(tensors, {"seconds": "1" * length}))
+        loaded = file.load().tensors
+        assert {value.data_ptr() % 64 for value in loaded.values()} == {0}
+        products.append(torch.stack([one @ other for one, other in zip(*loaded.values(), strict=True)]))
+    assert all(torch.equal(each, products[0]) for each in products)
+
+
 def test_digest_names_the_tensors(tmp_path):
     one, same, other = (saved(tmp_path / str(i), number) for i, number in enumerate((1.0, 1.0, 2.0)))
     assert one.digest() == same.digest() != other.digest()

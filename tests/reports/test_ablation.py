@@ -32,7 +32,7 @@ def summarised(scores: pd.DataFrame) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def scores() -> pd.DataFrame:
-    strength = {"MPFM": 1.5, "MIMR off": 1.4, "without M_g": 0.0}
+    strength = {"MPFM": 1.5, "one mode": 1.4, "without M_g": 0.0}
     return trial_scores(strength, classes=("mono", "poly"), numbers=(10,), dataset="elpv")
 
 
@@ -47,7 +47,7 @@ def test_variants_are_beside_published_results(scores, table):
     assert row["verdict"] == "worse"
     assert row["published_mean"] == 0.946
     assert row["published_difference"] == pytest.approx(-0.016)
-    assert np.isnan(one(table, method="MIMR off", setting="general")["published_mean"])
+    assert np.isnan(one(table, method="one mode", setting="general")["published_mean"])
     lines = write_ablation(table, separation(scores), false_alarms_by_mode(scores)).splitlines()
     header = next(line for line in lines if line.startswith("| variant"))
     assert header.startswith(
@@ -63,7 +63,7 @@ def test_page_and_figure_of_the_ablation(scores, table):
     assert "Separation, elpv" in page
     assert "Unevenness of false alarms over modes, elpv" in page
     figure = draw_ablation(table)
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["MIMR off", "without M_g"]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["one mode", "without M_g"]
     assert len(draw_false_alarms(false_alarms).axes) == 3
 
 

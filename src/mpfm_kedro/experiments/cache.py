@@ -53,12 +53,16 @@ class ArtefactFile:
             return hashlib.file_digest(file, "sha256").hexdigest()[:24]
 
     def load(self) -> Artefact:
-        """Tensors and details."""
+        """Tensors and details.
+
+        In the file the tensors begin where the header ends, and dot products round by how their memory is aligned:
+        copies give the same numbers whatever the header says.
+        """
         from safetensors.torch import load_file  # with torch, which is slow to import
 
         from mpfm_kedro.detectors.base import Artefact
 
-        return Artefact(load_file(self.path), self.details)
+        return Artefact({name: value.clone() for name, value in load_file(self.path).items()}, self.details)
 
     def save(self, artefact: Artefact) -> None:
         """Write tensors and details in one step."""
