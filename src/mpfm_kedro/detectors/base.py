@@ -1,7 +1,7 @@
 """The one interface of all detectors: MPFM, rebuilt baselines and references.
 
 A detector is fitted in pieces, each stored under its own key and shared by all trials that need it. Most detectors
-have one piece; MPFM has four (closed form, prototypes, trained, calibrated).
+have one piece; MPFM has up to four (closed form, heads, flow, calibrated), some of them once for each backbone.
 """
 
 from __future__ import annotations
