@@ -137,7 +137,7 @@ def test_a_version_is_used_whole_and_by_the_beginning_of_its_name(tmp_path: Path
 def test_a_damaged_version_is_refused(tmp_path: Path):
     run(tmp_path)
     (version,) = versions(tmp_path)
-    file = next((tmp_path / "versions/synthetic/hard/models" / version / "models").glob("trained-*"))
+    file = next((tmp_path / "versions/synthetic/hard/models" / version / "models").glob("heads-*"))
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     assert file.name in use(tmp_path, version, fails=True)
 

@@ -10,6 +10,7 @@ import pytest
 
 from mpfm_kedro.detectors.registry import baselines
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.experiments import specifications
 from mpfm_kedro.experiments.specifications import SIMPLE
 from test_project import run as run_pipeline
 
@@ -107,7 +108,7 @@ def test_an_unknown_method_is_refused_with_the_names_of_all(root: Path):
         run("comparison", root, comparison={"methods": ["Mahalonobis"]})
 
 
-def test_ablation_has_every_part_and_every_repair(comparison: Path, root: Path):
+def test_ablation_has_every_part_and_every_repair(comparison: Path, root: Path, short_flow: None):
     found = run("ablation", root)
     summary = pd.read_csv(found / "summary.csv", keep_default_na=False)
     methods = set(summary["method"])
@@ -126,7 +127,12 @@ def test_ablation_has_every_part_and_every_repair(comparison: Path, root: Path):
     assert {"MPFM", "one mode"} <= set(modes["method"])
 
 
-def test_sensitivity_varies_prototypes_and_information(comparison: Path, root: Path):
+@pytest.fixture
+def short_flow(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(specifications, "FLOW_EPOCHS", 1)
+
+
+def test_sensitivity_varies_prototypes_and_information(comparison: Path, root: Path, short_flow: None):
     found = run("sensitivity", root)
     table = pd.read_csv(found / "table.csv")
     assert set(table["method"]) == {"K=10", "K=20", "λ=0.1", "λ=1"}
