@@ -50,7 +50,7 @@ def test_hard_setting_keeps_the_contracts(hard: Path):
     summary = pd.read_csv(hard / "08_reporting/synthetic/hard/summary.csv")
     assert summary.columns.tolist() == SUMMARY
     assert set(summary["known_class"]) == {"spot", "scratch", "mean"}
-    assert set(summary["method"]) == {"MPFM", "MPFM, 0 iterations"}
+    assert set(summary["method"]) == {"MPFM", "MPFM, no anomaly known"}
     assert summary["auc_mean"].between(0, 1).all()
     runs = pd.read_csv(hard / "08_reporting/synthetic/hard/runs.csv")
     assert len(runs) == 2 * 2 * 2  # classes x seeds x methods

@@ -14,7 +14,7 @@ from mpfm_kedro.experiments import specifications
 from mpfm_kedro.experiments.specifications import SIMPLE
 from test_project import run as run_pipeline
 
-OURS = ["MPFM", "MPFM, 0 iterations"]
+OURS = ["MPFM", "MPFM, no anomaly known"]
 BASELINES = ["DevNet", "FLOS", "SAOE", "MLEP", "DRA", "AHL", "DPDL"]
 
 

@@ -77,6 +77,7 @@ class PrototypeParameters(Group):
     n_image_prototypes: Count
     max_modes: Count
     min_mode_size: Count
+    unseen_normals: Count
 
 
 class RepairParameters(Group):

@@ -18,7 +18,7 @@ from mpfm_kedro.experiments.measures import as_metrics, measure_trials, summaris
 
 CONTRACT = ["dataset", "category", "method", "known_class", "n_anomalies"]
 CONTRACT += ["auc_mean", "auc_std", "ap_mean", "ap_std", "n_seeds"]
-METHODS = ["MPFM", "MPFM, 0 iterations"]
+METHODS = ["MPFM", "MPFM, no anomaly known"]
 
 
 def test_metrics_of_a_trial_are_scikit_learn_s():

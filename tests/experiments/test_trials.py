@@ -110,7 +110,7 @@ def test_the_ablation_fits_three_closed_forms_per_seed(features, parameters):
     )
     same = [name for name in names if heads[name] == heads["MPFM"]]
     assert {"fusion printed", "without M_a", "without M_g and M_r", "trained flow"} < set(same)
-    assert not {"MPFM, 0 iterations", "one mode", "one prototype", "normality_target printed"} & set(same)
+    assert not {"MPFM, no anomaly known", "one mode", "one prototype", "normality_target printed"} & set(same)
     trained = [name for name in names if flows[name] is not None]
     assert trained == [name for name in names if name.startswith("trained flow")]
     assert len({flows[name] for name in trained}) == len(trained) == 5
@@ -147,7 +147,7 @@ def test_a_setting_finds_what_a_study_has_fitted(features, parameters):
     assert set(setting.values()) <= set(study.values())
 
 
-@pytest.mark.parametrize("name", ["MPFM", "MPFM, 0 iterations", "DRA", "Mahalanobis"])
+@pytest.mark.parametrize("name", ["MPFM", "MPFM, no anomaly known", "DRA", "Mahalanobis"])
 @pytest.mark.parametrize("role", ["train_normals", "known_anomalies", "test_normals", "test_anomalies"])
 def test_another_image_under_the_same_name_is_another_piece_if_it_is_learned(features, parameters, name, role):
     trials = trials_of(named(parameters, name))[:1]
@@ -234,7 +234,7 @@ def test_budgets_name_the_steps_of_training(parameters):
     assert budget["MPFM"] == "2,100 steps of the flow and 1,200 steps of 48"
     assert budget["DRA"] == "1,500 steps of 48"
     assert "1,500" not in budget["Mahalanobis"]
-    assert budget["MPFM, 0 iterations"] == "closed form"
+    assert budget["MPFM, no anomaly known"] == "closed form"
 
 
 def test_the_simple_stack_has_one_gaussian_of_images_and_one_of_patches(parameters):

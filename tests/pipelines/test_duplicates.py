@@ -192,7 +192,7 @@ def test_one_remaining_label_has_no_auc():
 def test_undefined_auc_survives_its_file(contents, tmp_path):
     """Undefined where all test normals are excluded, or all test images; its file gives back empty texts."""
     samples = divided(contents, ["train", "train", "anomaly"] + ["test"] * 3 + ["anomaly"] * 3)
-    two = pd.concat([scores([0.0] * 6), scores([0.1] * 6).assign(method="MPFM, 0 iterations")])
+    two = pd.concat([scores([0.0] * 6), scores([0.1] * 6).assign(method="MPFM, no anomaly known")])
     without = summarise_without_repeats(two, pd.DataFrame([RUN]), samples)
     without.to_csv(tmp_path / "without.csv", index=False)
     loaded = pd.read_csv(tmp_path / "without.csv", keep_default_na=False)

@@ -23,10 +23,10 @@ from mpfm_kedro.reports.comparison import (
 )
 from mpfm_kedro.reports.study_figures import draw_comparison
 
-KINDS = {"MPFM": "ours", "Mahalanobis": "reference", "DRA": "baseline", "MPFM, 0 iterations": "ours"}
+KINDS = {"MPFM": "ours", "Mahalanobis": "reference", "DRA": "baseline", "MPFM, no anomaly known": "ours"}
 METHODS = pd.DataFrame({"method": KINDS.keys(), "kind": KINDS.values(), "budget": "200 steps of 32", "note": ""})
 TRIALS = pd.concat([METHODS.assign(run=run) for run in ("M10-seed0", "M10-seed1")], ignore_index=True)
-STRENGTH = {"MPFM": 1.2, "Mahalanobis": 0.0, "DRA": 4.0, "MPFM, 0 iterations": 1.0}
+STRENGTH = {"MPFM": 1.2, "Mahalanobis": 0.0, "DRA": 4.0, "MPFM, no anomaly known": 1.0}
 
 
 def compared(dataset: str = "elpv", **more: object) -> pd.DataFrame:
@@ -41,7 +41,7 @@ def table() -> pd.DataFrame:
 
 
 def test_methods_are_in_the_order_of_their_kinds(table):
-    assert table["method"].drop_duplicates().tolist()[:4] == ["MPFM", "MPFM, 0 iterations", "DRA", "Mahalanobis"]
+    assert table["method"].drop_duplicates().tolist()[:4] == ["MPFM", "MPFM, no anomaly known", "DRA", "Mahalanobis"]
     assert table["kind"].drop_duplicates().tolist() == ["ours", "baseline", "reference", "published"]
 
 
@@ -49,7 +49,7 @@ def test_columns_are_general_then_hard_mean_then_classes(table):
     shown, differences = comparison_tables(table)
     assert (shown.title, differences.title) == ("elpv", "elpv: difference to MPFM")
     assert differences.header == shown.header[:-2]
-    assert [row[0].text for row in differences.sections[0].rows] == ["MPFM, 0 iterations", "DRA", "Mahalanobis"]
+    assert [row[0].text for row in differences.sections[0].rows] == ["MPFM, no anomaly known", "DRA", "Mahalanobis"]
     assert shown.header == [
         "method",
         *("general, M=10", "general, M=1", "hard mean, M=10", "hard mean, M=1"),
@@ -145,7 +145,7 @@ def test_figure_has_one_panel_per_column_and_one_row_per_method(table):
     figure = draw_comparison(table)
     assert len([axis for axis in figure.axes if axis.get_visible()]) == 8
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert names[:4] == ["MPFM", "MPFM, 0 iterations", "DRA", "Mahalanobis"]
+    assert names[:4] == ["MPFM", "MPFM, no anomaly known", "DRA", "Mahalanobis"]
     assert set(names[4:]) == {"FLOS", "SAOE", "MLEP", "AHL", "DPDL"}
 
 

@@ -17,7 +17,7 @@ from mpfm_kedro.experiments.measures import summarise_setting
 from mpfm_kedro.reports import figures
 from mpfm_kedro.reports.setting import write_report, write_summary
 
-METHODS = ["MPFM", "MPFM, 0 iterations"]
+METHODS = ["MPFM", "MPFM, no anomaly known"]
 PARTS = ["score_g", "score_a", "score_r", "score_n"]
 
 

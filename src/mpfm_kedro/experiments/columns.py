@@ -6,7 +6,7 @@ anomalies. A trial is one method on one run; run names are unique within a setti
 
 from __future__ import annotations
 
-TRAINED, UNTRAINED = "MPFM", "MPFM, 0 iterations"
+TRAINED, UNTRAINED = "MPFM", "MPFM, no anomaly known"
 
 EXPERIMENT = ["dataset", "setting"]
 CELL = ["dataset", "category", "setting", "known_class", "n_anomalies"]

@@ -43,7 +43,7 @@ class Ours:
         return specify_mpfm(name, **changed, trained=trained, n_backbones=self._n_backbones)
 
     def untrained(self) -> Specification:
-        """MPFM before its first training step."""
+        """MPFM before it has learned from any anomaly."""
         return self(UNTRAINED, trained=False)
 
     def simple(self) -> Specification:
@@ -58,7 +58,7 @@ def setting_specifications(
     training: TrainingParameters,
     backbone: Any = "",  # a name or a list; Kedro warns of union types
 ) -> list[Specification]:
-    """A setting's two rows: MPFM, and MPFM before its first training step."""
+    """A setting's two rows: MPFM, and MPFM before it has learned from any anomaly."""
     ours = Ours(prototypes, repairs, training, backbone)
     return [ours(), ours.untrained()]
 
@@ -70,7 +70,7 @@ def compared_specifications(
     comparison: ComparisonParameters,
     backbone: Any = "",  # a name or a list; Kedro warns of union types
 ) -> list[Specification]:
-    """MPFM, every baseline and reference, MPFM at 0 iterations; or those that are named."""
+    """MPFM, every baseline and reference, MPFM that knows no anomaly; or those that are named."""
     from mpfm_kedro.detectors.registry import baselines  # with torch, which is slow to import
 
     ours = Ours(prototypes, repairs, training, backbone)

@@ -24,7 +24,7 @@ SEEDS = ["params:n_seeds", "params:first_seed", "params:ingestion.group_split"]
 
 
 def create_setting(setting: str, make_runs: Node) -> Pipeline:
-    """A setting (general or hard): a study with MPFM and MPFM at 0 iterations."""
+    """A setting (general or hard): a study with MPFM and MPFM that knows no anomaly."""
     specifications = node(setting_specifications, [*MPFM, BACKBONE], "specifications", name="list_specifications")
     own = [evaluation.create_pipeline(of_setting=True), reporting.create_pipeline()]
     return _compose(setting, runs.create_pipeline(make_runs, specifications), own)

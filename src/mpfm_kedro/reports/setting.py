@@ -35,7 +35,7 @@ def write_report(
 ) -> str:
     """One self-contained HTML page with the tables and figures."""
     figures = {
-        "ROC curves (red: trained, grey: 0 iterations)": draw_roc_curves(scores, run_metrics),
+        "ROC curves (red: MPFM, grey: no anomaly known)": draw_roc_curves(scores, run_metrics),
         "Scores of the test images": draw_score_histograms(scores),
         "Training": draw_loss_curves(history),
     }

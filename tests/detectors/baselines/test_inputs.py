@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpfm_kedro.detectors.base import Context
-from mpfm_kedro.detectors.baselines.inputs import StandardisedInput, training_inputs
+from mpfm_kedro.detectors.inputs import StandardisedInput, training_inputs
 
 KINDS = pytest.mark.parametrize("kind", ["pooled", "maps"])
 ALL, NOTHING = Context(), Context(memory=0)

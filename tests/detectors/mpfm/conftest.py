@@ -12,6 +12,8 @@ from mpfm_kedro.detectors.mpfm.modes import Modes
 from mpfm_kedro.detectors.mpfm.objective import Options
 from mpfm_kedro.detectors.mpfm.trainer import Schedule
 
+CPU = torch.device("cpu")
+
 torch.set_num_threads(1)
 
 Problem = namedtuple("Problem", "data closed_forms flow training unseen_normals unseen_anomalies")
@@ -127,7 +129,9 @@ def make_problem(make_rows):
             make_rows(cut, spot=2.0, seed=2, source=source),
             make_rows(normals(n_anomalies) + shift, spot=4.0, seed=3),
         )
-        closed_forms, _ = fit_closed_form(data.normals, 4, 20, n_prototypes=10, top_share=0.1, seed=seed)
+        closed_forms, _ = fit_closed_form(
+            data.normals, 4, 20, n_prototypes=10, top_share=0.1, unseen_normals=200, seed=seed, device=CPU
+        )
         start = None if printed_start else unseen_start(closed_forms, data.normals)
         parameters = {"n_prototypes": n_prototypes, "hidden": 8, "transport_steps": transport_steps}
         z = closed_forms.final.standardiser.z(data.normals)

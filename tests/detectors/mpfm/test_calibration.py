@@ -23,7 +23,14 @@ from mpfm_kedro.detectors.mpfm.calibration import (
 )
 
 SEEDS = st.integers(0, 1000)
-CLOSED_FORM = {"max_modes": 2, "min_mode_size": 15, "n_prototypes": 10, "top_share": 0.1, "backbone": 0}
+CLOSED_FORM = {
+    "max_modes": 2,
+    "min_mode_size": 15,
+    "n_prototypes": 10,
+    "top_share": 0.1,
+    "unseen_normals": 200,
+    "backbone": 0,
+}
 HEADS = {
     "head_steps": 30,
     "head_top_share": 0.1,

@@ -8,6 +8,8 @@ from mpfm_kedro.detectors.mpfm.flow_training import initial_flow, objective_opti
 from mpfm_kedro.detectors.mpfm.mode_fitting import build_modes, spectra_of
 from mpfm_kedro.detectors.mpfm.mutual_information import information, mim_loss
 
+CPU = torch.device("cpu")
+
 D = 2304
 PARAMETERS = {"n_prototypes": 32, "hidden": 8, "transport_steps": 1, "precision": "fp32"}
 
@@ -27,7 +29,7 @@ def wide(make_rows):
 
     normals = draw(150, 1)
     new = draw(80, 3), draw(40, 4, level=0.33), draw(40, 5, level=0.5)
-    closed_forms, _ = fit_closed_form(normals, 4, 50, 10, 0.1, 0)
+    closed_forms, _ = fit_closed_form(normals, 4, 50, 10, 0.1, 200, 0, CPU)
     return closed_forms, normals, new
 
 

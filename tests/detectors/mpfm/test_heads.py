@@ -16,6 +16,7 @@ from mpfm_kedro.detectors.mpfm.heads import (
     PENALTY,
     WEIGHT_DECAY,
     TopPositions,
+    deviation_loss,
     fit_linear,
     fit_top_positions,
     top_number,
@@ -179,3 +180,17 @@ def test_linear_heads_are_logistic_regressions_on_what_they_learn_from():
     again, _ = fit_linear(normals, anomalies, learns)
     np.testing.assert_array_equal(again[0], weight[0])
     assert (again[1] != weight[1]).any()
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 1000), st.integers(1, 6), st.integers(1, 3))
+def test_gradient_of_the_deviation_loss_is_that_of_autograd(seed, k, n_heads):
+    generator = torch.Generator().manual_seed(seed)
+    scores = (6 * torch.randn(5, 6, n_heads, generator=generator)).requires_grad_()
+    share, abnormal = torch.rand(5, n_heads, generator=generator), torch.arange(5)[:, None] >= 3
+    loss, gradient = deviation_loss(scores.detach(), abnormal, share, k)
+    deviation = scores.abs().sort(dim=1, descending=True).values[:, :k].mean(1)
+    expected = (share * torch.where(abnormal, (MARGIN - deviation).relu(), deviation)).mean(0)
+    expected.sum().backward()
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(gradient, scores.grad)

@@ -38,7 +38,7 @@ def make_data(make_rows):
 @pytest.fixture(scope="module")
 def problem(make_data):
     data = make_data()
-    closed_forms, _ = fit_closed_form(data.normals, 1, 20, 10, 0.1, 0)
+    closed_forms, _ = fit_closed_form(data.normals, 1, 20, 10, 0.1, 200, 0, CPU)
     return data, closed_forms, fit(data, {"closed_form": closed_forms.pack({})}, PARAMETERS, 0, Context())
 
 
@@ -86,7 +86,7 @@ def test_stored_heads_score_alike(problem, make_data):
 def test_the_final_heads_are_the_last(problem, make_data):
     _, closed_forms, artefact = problem
     heads, new = unpack_heads(artefact, closed_forms.final.standardiser), make_data(n=20, seed=4).normals
-    final = heads.final().score(new, CPU)
+    final = heads.head().score(new, CPU)
     assert final.shape == (20, 1, 2)
     np.testing.assert_allclose(final[:, 0], heads.score(new, CPU)[:, -1], rtol=1e-4, atol=1e-5)
 
@@ -94,7 +94,7 @@ def test_the_final_heads_are_the_last(problem, make_data):
 def test_heads_find_new_anomalies(problem, make_data):
     _, closed_forms, artefact = problem
     new = make_data(n=60, n_known=60, views=1, seed=4)
-    heads = unpack_heads(artefact, closed_forms.final.standardiser).final()
+    heads = unpack_heads(artefact, closed_forms.final.standardiser).head()
     scores = np.concatenate([heads.score(rows, CPU)[:, 0] for rows in (new.normals, new.anomalies)])
     label = np.repeat([0, 1], 60)
     assert roc_auc_score(label, scores[:, 0]) > 0.9
@@ -116,7 +116,7 @@ def test_printed_normality_has_the_other_sign(problem, make_data):
 @pytest.mark.parametrize("n_known", [1, 2, 3, 4, 5])
 def test_few_normals_and_few_anomalies_are_enough(make_data, n, n_known):
     data = make_data(n, n_known)
-    closed_forms, _ = fit_closed_form(data.normals, 4, 1, 10, 0.1, 0)
+    closed_forms, _ = fit_closed_form(data.normals, 4, 1, 10, 0.1, 200, 0, CPU)
     found = fit(data, {"closed_form": closed_forms.pack({})}, PARAMETERS, 0, Context())
     assert len(found.tensors["learns.anomalies"]) == 1 + max(min(n, 5), n_known if n_known > 1 else 0)
     assert found.tensors["normals"].isfinite().all()

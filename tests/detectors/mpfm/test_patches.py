@@ -16,6 +16,8 @@ from mpfm_kedro.detectors.mpfm.patches import (
     to_patches,
 )
 
+CPU = torch.device("cpu")
+
 CHANNELS, SIDE = 3, 5
 
 
@@ -33,7 +35,7 @@ def patch_maps(n=40, seed=0):
 
 def fitted(maps, mode, n_prototypes=30, seed=0, n_modes=None):
     rows = FeatureRows(np.zeros((len(maps), 1)), maps.half().numpy(), np.arange(len(maps)), np.arange(len(maps)))
-    return fit_patch_prototypes(rows, mode.numpy(), n_modes or int(mode.max()) + 1, n_prototypes, seed)
+    return fit_patch_prototypes(rows, mode.numpy(), n_modes or int(mode.max()) + 1, n_prototypes, seed, CPU)
 
 
 def plain(n_modes=1, scale=None):

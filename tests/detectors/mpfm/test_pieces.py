@@ -15,13 +15,16 @@ from mpfm_kedro.detectors.mpfm.calibration import unpack_calibrations
 from mpfm_kedro.detectors.mpfm.checkpoint import load_state, save_state
 from mpfm_kedro.detectors.mpfm.closed_form import unpack
 from mpfm_kedro.detectors.mpfm.detector import load as load_detector
+from mpfm_kedro.detectors.mpfm.detector import load_left_out
 from mpfm_kedro.detectors.mpfm.flow_training import unseen_start
 from mpfm_kedro.detectors.mpfm.specification import specify_mpfm
 from mpfm_kedro.detectors.mpfm.trainer import train
 from mpfm_kedro.parameters import PrototypeParameters, RepairParameters, TrainingParameters
 
 CPU = torch.device("cpu")
-PROTOTYPES = PrototypeParameters(n_prototypes=20, n_image_prototypes=6, max_modes=4, min_mode_size=20)
+PROTOTYPES = PrototypeParameters(
+    n_prototypes=20, n_image_prototypes=6, max_modes=4, min_mode_size=20, unseen_normals=200
+)
 REPAIRS = RepairParameters(**dict.fromkeys(RepairParameters.model_fields, "repaired"))
 TRAINING = TrainingParameters(
     head_steps=60,
@@ -121,6 +124,60 @@ def test_fitted_pieces_make_a_detector(make_data, n_known):
     assert (scores.parts[:, [1, 3]] == 0).all() == (n_known == 0)
     again = load_detector({name: through_bytes(piece) for name, piece in pieces.items()}, CPU).score_samples(anomalies)
     np.testing.assert_array_equal(scores.score, again.score)
+
+
+def test_no_known_anomaly_leaves_the_closed_form(make_data):
+    data, normals, _ = make_data(n_known=0)
+    heads_of_nothing, without = (load_detector(fit(specify(trained), data), CPU) for trained in (True, False))
+    np.testing.assert_allclose(heads_of_nothing.score_samples(normals).score, without.score_samples(normals).score)
+
+
+def test_positions_of_a_defect_have_the_highest_scores(make_data):
+    data, normals, anomalies = make_data()
+    detector = load_detector(fit(specify(), data), CPU)
+    found = detector.position_scores(anomalies)
+    assert found.shape == (40, 4, 4)
+    highest = np.array([np.unravel_index(own.argmax(), own.shape) for own in found])
+    assert (np.abs(highest - [1, 2]).max(1) <= 1).mean() > 0.9  # patches are averaged with their neighbours
+    assert found[:, 1, 2].mean() > detector.position_scores(normals)[:, 1, 2].mean() + 1
+
+
+def test_scores_of_a_uniform_image_are_those_of_its_positions(make_data):
+    data, normals, _ = make_data()
+    detector = load_detector(fit(specify(scores="ar"), data), CPU)
+    flat = replace(normals, maps=np.broadcast_to(normals.maps.mean((2, 3), keepdims=True), normals.maps.shape))
+    detector.closed_form.patches.scale.fill_(1.0)
+    positions, scores = detector.position_scores(flat), detector.score_samples(flat).score
+    np.testing.assert_allclose(positions, np.broadcast_to(scores[:, None, None], positions.shape), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("n", "n_known"), [(100, 1), (100, 3), (1000, 5), (100, 0)])
+def test_left_out_detectors_have_not_seen_what_they_leave_out(make_data, n, n_known):
+    data, _, _ = make_data(n=n, n_known=n_known)
+    pieces = fit(specify(), data)
+    left_out = load_left_out(pieces, CPU)
+    closed_forms = unpack(pieces["closed_form"])
+    normals = np.concatenate([each.normals for each in left_out])
+    unseen = np.flatnonzero(closed_forms.fold < len(closed_forms.without))
+    np.testing.assert_array_equal(np.sort(normals), unseen)  # each once
+    anomalies = np.concatenate([each.anomalies for each in left_out])
+    np.testing.assert_array_equal(np.sort(anomalies), np.arange(len(data.anomalies) if n_known > 1 else 0))
+    learns = pieces["heads"].part("learns")
+    for number, each in enumerate(left_out):
+        assert not learns["normals"].numpy()[number, each.normals].any()
+        assert not learns["anomalies"].numpy()[number, each.anomalies].any()
+        (own,) = {int(fold) for fold in closed_forms.fold[each.normals]}
+        expected = closed_forms.without[own].score(data.normals.take(each.normals))
+        found = each.detector.score_samples(data.normals.take(each.normals))
+        np.testing.assert_array_equal(found.parts[:, 0], expected.g)
+
+
+def test_maps_of_several_backbones_are_added(make_data):
+    data, normals, _ = make_data()
+    double = TrainingData(*(replace(rows, beside=(rows,)) for rows in (data.normals, data.pseudo, data.anomalies)))
+    both = load_detector(fit(specify(n_backbones=2), double), CPU)
+    found = both.position_scores(replace(normals, beside=(normals,)))
+    np.testing.assert_allclose(found, sum(each.position_scores(normals) for each in both.detectors), rtol=1e-6)
 
 
 @pytest.mark.parametrize("n", range(2, 11))

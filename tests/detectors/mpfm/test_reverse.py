@@ -9,6 +9,8 @@ from mpfm_kedro.detectors.mpfm.mixture import PrototypeMixture
 from mpfm_kedro.detectors.mpfm.reverse import coefficients, compare_with_samples, endpoint, reverse_step, sample_normals
 from mpfm_kedro.detectors.mpfm.velocity import Velocity, VelocityMixture
 
+CPU = torch.device("cpu")
+
 LEVELS = st.floats(-3.0, 3.0)
 SCALES = st.floats(0.3, 3.0)
 
@@ -166,7 +168,7 @@ def test_sampled_chain_without_modes_ends_where_its_velocity_aims():
 def test_features_drawn_from_the_modes_lie_where_the_real_ones_do(make_rows):
     rng = np.random.default_rng(0)
     pooled = 3 + rng.normal(size=(300, 6)) * np.array([4.0, 2.0, 0.5, 0.5, 0.5, 0.5])
-    closed_forms, _ = fit_closed_form(make_rows(pooled), 1, 50, 10, 0.1, 0)
+    closed_forms, _ = fit_closed_form(make_rows(pooled), 1, 50, 10, 0.1, 200, 0, CPU)
     table = compare_with_samples({"closed_form": closed_forms.pack({})}, pooled.astype(np.float32), 0)
     assert table["kind"].value_counts().to_dict() == {"real": 300, "sampled": 300}
     moments = table.groupby("kind")[["first", "second"]].agg(["mean", "std"])

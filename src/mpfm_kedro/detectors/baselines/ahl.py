@@ -26,7 +26,7 @@ from mpfm_kedro.detectors.baselines.gradient_training import (
     TopPositions,
     check_groups,
 )
-from mpfm_kedro.detectors.baselines.inputs import StandardisedInput, TrainingInput
+from mpfm_kedro.detectors.inputs import StandardisedInput, TrainingInput
 
 CLUSTERS = 3
 STEPS_PER_EPOCH = 20

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mpfm_kedro.detectors.baselines.gradient_training import NORMAL, GradientDetector, TopPositions
-from mpfm_kedro.detectors.baselines.inputs import TrainingInput
+from mpfm_kedro.detectors.inputs import TrainingInput
 
 PRIOR_DRAWS = 5000
 MARGIN = 5.0

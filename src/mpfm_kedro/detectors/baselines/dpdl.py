@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, normalize, softplus
 
 from mpfm_kedro.detectors.baselines.gradient_training import NORMAL, GradientDetector, TopPositions
-from mpfm_kedro.detectors.baselines.inputs import TrainingInput
+from mpfm_kedro.detectors.inputs import TrainingInput
 from mpfm_kedro.detectors.mpfm.flow import GlobalScore
 
 DIMENSION = 128

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mpfm_kedro.detectors.baselines.devnet import deviation_loss
 from mpfm_kedro.detectors.baselines.gradient_training import NORMAL, PSEUDO, SEEN, GradientDetector, TopPositions
-from mpfm_kedro.detectors.baselines.inputs import TrainingInput
+from mpfm_kedro.detectors.inputs import TrainingInput
 
 HIDDEN = 256
 REFERENCES = 5

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Artefact, Context, Detector, Scores, TrainingData
-from mpfm_kedro.detectors.baselines.inputs import StandardisedInput, TrainingInput, training_inputs
+from mpfm_kedro.detectors.inputs import StandardisedInput, TrainingInput, training_inputs
 from mpfm_kedro.errors import InputError
 
 NORMAL, SEEN, PSEUDO = 0, 1, 2

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mpfm_kedro.detectors.baselines.gradient_training import NORMAL, GradientDetector
-from mpfm_kedro.detectors.baselines.inputs import TrainingInput
+from mpfm_kedro.detectors.inputs import TrainingInput
 
 HIDDEN = 256
 EMBEDDED = 64

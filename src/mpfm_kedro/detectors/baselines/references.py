@@ -27,6 +27,7 @@ from mpfm_kedro.detectors.mpfm.mode_fitting import (
     choose_partition,
     choose_shrinkage,
     folds,
+    log_likelihoods,
     spectra_of,
 )
 from mpfm_kedro.detectors.pieces import Piece
@@ -110,8 +111,7 @@ class MixtureOfModes(PooledDetector):
         unseen = fold == 0
         label, _ = choose_partition(normals, fold, MAX_MODES, MIN_MODE_SIZE, seed)
         n_modes = int(label.max()) + 1
-        partial = spectra_of(normals[~unseen], label[~unseen], n_modes)
-        likelihoods = np.stack([spectrum.log_likelihoods(normals[unseen]) for spectrum in partial], axis=1)
+        likelihoods = log_likelihoods(spectra_of(normals[~unseen], label[~unseen], n_modes), normals[unseen])
         shrinkage = choose_shrinkage([likelihoods], [label[unseen]], n_modes)
         chosen = [int(np.abs(SHRINKAGES - own).argmin()) for own in shrinkage]
         weight = np.bincount(label) / len(label)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mpfm_kedro.detectors.baselines.gradient_training import GradientDetector, TopPositions
-from mpfm_kedro.detectors.baselines.inputs import TrainingInput
+from mpfm_kedro.detectors.inputs import TrainingInput
 
 
 class ThreeWay(nn.Module):

@@ -60,6 +60,16 @@ class Calibration:
         """S = w_g S_g + w_a S_a + w_r S_r − w_n S_n, (n, 4) → (n,)."""
         return self.standardise(parts, mode) @ (SIGNS * self.weight)
 
+    def fuse_positions(self, a: np.ndarray, r: np.ndarray, mode: np.ndarray) -> np.ndarray:
+        """w_a S_a + w_r S_r with the scores of each position in place of the top mean, (n, H', W') each.
+
+        What the sum would be, but for S_g and S_n, if all top positions were like this one.
+        """
+        positions = [np.zeros_like(a), a, r, np.zeros_like(a)]
+        flat = np.stack(positions, axis=-1).reshape(-1, len(PARTS))
+        standardised = self.standardise(flat, np.repeat(mode, a[0].size))
+        return (standardised @ (self.weight * [0.0, 1.0, 1.0, 0.0])).reshape(a.shape)
+
 
 @dataclass(frozen=True)
 class Evidence:

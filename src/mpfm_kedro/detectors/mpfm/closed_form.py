@@ -19,18 +19,17 @@ from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Artefact, Context, TrainingData
 from mpfm_kedro.detectors.mpfm.heads import top_number
 from mpfm_kedro.detectors.mpfm.mode_fitting import (
-    Spectrum,
     build_modes,
     choose_partition,
     choose_shrinkage,
     folds,
+    log_likelihoods,
     spectra_of,
 )
 from mpfm_kedro.detectors.mpfm.modes import Modes, Start
 from mpfm_kedro.detectors.mpfm.patches import PatchPrototypes, fit_patch_prototypes, position_scale, smooth
 
 ROWS_AT_ONCE = 256
-UNSEEN_NORMALS = 200  # as many folds are left out, one after the other, as have so many normals together, if any
 _MODES = ("weight", "mean", "basis", "variance", "residual_variance", "target_mean")
 _PATCHES = ("number", "center", "whitening", "mean", "scale")
 
@@ -50,12 +49,11 @@ class Standardiser:
 
 
 class ClosedScores(NamedTuple):
-    """The scores in closed form of n images: S_g (n,) and S_r (n,), the most probable mode (n,), ψ (n, d)."""
+    """The scores in closed form of n images: S_g (n,) and S_r (n,), the most probable mode (n,)."""
 
     g: np.ndarray
     r: np.ndarray
     mode: np.ndarray
-    psi: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -74,6 +72,11 @@ class ClosedForm:
     patches: PatchPrototypes
     top_share: float
 
+    @property
+    def device(self) -> torch.device:
+        """Where modes and patches are."""
+        return self.modes.mean.device
+
     def to(self, device: torch.device) -> Self:
         """With modes and patches on the device."""
         self.modes.to(device)
@@ -81,30 +84,30 @@ class ClosedForm:
         return self
 
     def score(self, rows: FeatureRows) -> ClosedScores:
-        """S_g = −log Σ_j ω_j N(z; m_j, Σ_j) / d, S_r the mean energy of the most unusual patches, mode and ψ_0(z)."""
-        start = closed_form_start(self.modes, self.standardiser.z(rows))
-        mode = start.log_prob.argmax(1)
-        return ClosedScores(
-            g=-start.log_prob.double().logsumexp(1).numpy() / start.psi.shape[1],
-            r=top_mean(self.energy(rows, mode), self.top_share),
-            mode=mode.numpy(),
-            psi=start.psi.numpy(),
-        )
+        """S_g, S_r, the mean energy of the most unusual patches, and the mode."""
+        g, mode = self.likelihood(rows)
+        return ClosedScores(g, top_mean(self.energy(rows, mode), self.top_share), mode.numpy())
+
+    @torch.inference_mode()
+    def likelihood(self, rows: FeatureRows) -> tuple[np.ndarray, Tensor]:
+        """S_g = −log Σ_j ω_j N(z; m_j, Σ_j) / d (n,) and the most probable mode (n,)."""
+        z = torch.from_numpy(self.standardiser.z(rows)).float()
+        log_prob = torch.cat([self.modes.log_prob(piece.to(self.device)).cpu() for piece in z.split(ROWS_AT_ONCE)])
+        return -log_prob.double().logsumexp(1).numpy() / z.shape[1], log_prob.argmax(1)
 
     @torch.inference_mode()
     def energy(self, rows: FeatureRows, mode: Tensor) -> Tensor:
         """The energy of each position, (n, H', W')."""
-        device = self.modes.mean.device
         found = [torch.empty(0, *rows.maps.shape[2:])]
         for part, maps in rows.map_batches():
-            found.append(self.patches.energy(smooth(maps.to(device)), mode[part].to(device)).cpu())
+            found.append(self.patches.energy(smooth(maps.to(self.device)), mode[part].to(self.device)).cpu())
         return torch.cat(found)
 
     def tensors(self, prefix: str) -> dict[str, Tensor]:
         """As tensors with a prefix."""
         found = {f"{prefix}.standardiser.{name}": value for name, value in vars(self.standardiser).items()}
-        found |= {f"{prefix}.modes.{name}": getattr(self.modes, name) for name in _MODES}
-        return found | {f"{prefix}.patches.{name}": getattr(self.patches, name) for name in _PATCHES}
+        found |= {f"{prefix}.modes.{name}": getattr(self.modes, name).cpu() for name in _MODES}
+        return found | {f"{prefix}.patches.{name}": getattr(self.patches, name).cpu() for name in _PATCHES}
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ class CrossFitted:
         fold: of each normal (n,).
         labels: the mode of each normal in the partition (n,).
         shrinkage: of each mode (J,).
-        unseen: scores of the normals of folds 0, 1, …, fold after fold; ψ is not kept.
+        unseen: scores of the normals of folds 0, 1, …, fold after fold.
     """
 
     final: ClosedForm
@@ -175,25 +178,35 @@ def fit(
         parameters["min_mode_size"],
         parameters["n_prototypes"],
         parameters["top_share"],
+        parameters["unseen_normals"],
         seed,
+        context.device,
     )
     return fitted.pack({"modes_tried": tried})
 
 
 def fit_closed_form(
-    normals: FeatureRows, max_modes: int, min_mode_size: int, n_prototypes: int, top_share: float, seed: int
+    normals: FeatureRows,
+    max_modes: int,
+    min_mode_size: int,
+    n_prototypes: int,
+    top_share: float,
+    unseen_normals: int,
+    seed: int,
+    device: torch.device,
 ) -> tuple[CrossFitted, list[dict[str, float]]]:
     """The closed forms of normals, and one row for each number of modes tried."""
     fold = folds(len(normals), seed)
     everything = np.ones(len(normals), dtype=bool)
-    kept = [everything, *(fold != number for number in range(n_left_out(fold)))]
+    kept = [everything, *(fold != number for number in range(n_left_out(fold, unseen_normals)))]
     standardisers = [fit_standardiser(normals.take(np.flatnonzero(own))) for own in kept]
     z = [standardiser.z(normals) for standardiser in standardisers]
     labels, tried = choose_partition(z[0], fold, max_modes, min_mode_size, seed)
     n_modes = int(labels.max()) + 1
     spectra = [spectra_of(one[own], labels[own], n_modes) for one, own in zip(z, kept, strict=True)]
+    left_out = [one[~own] for one, own in zip(z, kept, strict=True)][1:]
     shrinkage = choose_shrinkage(
-        [_likelihoods(*each) for each in zip(spectra[1:], z[1:], kept[1:], strict=True)],
+        [log_likelihoods(*each) for each in zip(spectra[1:], left_out, strict=True)],
         [labels[~own] for own in kept[1:]],
         n_modes,
     )
@@ -201,18 +214,18 @@ def fit_closed_form(
         ClosedForm(
             standardiser,
             build_modes(own_spectra, one[own], labels[own], shrinkage),
-            fit_patch_prototypes(normals.take(np.flatnonzero(own)), labels[own], n_modes, n_prototypes, seed),
+            fit_patch_prototypes(normals.take(np.flatnonzero(own)), labels[own], n_modes, n_prototypes, seed, device),
             top_share,
-        )
+        ).to(device)
         for standardiser, own_spectra, one, own in zip(standardisers, spectra, z, kept, strict=True)
     ]
     return _scaled(closed_forms, normals, fold, labels, shrinkage), tried
 
 
-def n_left_out(fold: np.ndarray) -> int:
-    """How many folds are left out in turn: one of many normals, all where there are few."""
+def n_left_out(fold: np.ndarray, unseen_normals: int) -> int:
+    """How many folds are left out in turn, until they have so many normals together: one of many, all of few."""
     n_folds = int(fold.max()) + 1
-    return min(n_folds, max(1, math.ceil(UNSEEN_NORMALS * n_folds / len(fold))))
+    return min(n_folds, max(1, math.ceil(unseen_normals * n_folds / len(fold))))
 
 
 def fit_standardiser(normals: FeatureRows) -> Standardiser:
@@ -248,31 +261,22 @@ def top_mean(energy: Tensor, share: float) -> np.ndarray:
     return flat.topk(top_number(share, flat.shape[1]), dim=1).values.mean(1).double().numpy()
 
 
-def _likelihoods(spectra: list[Spectrum], z: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """The likelihoods of the normals that were not kept, (n_f, J, shrinkages)."""
-    return np.stack([spectrum.log_likelihoods(z[~kept]) for spectrum in spectra], axis=1)
-
-
 def _scaled(
     closed_forms: list[ClosedForm], normals: FeatureRows, fold: np.ndarray, labels: np.ndarray, shrinkage: np.ndarray
 ) -> CrossFitted:
     """Give all closed forms the scale that unseen normals need, and score these by it."""
     final, *without = closed_forms
-    scores, energies = [], []
-    for number, closed_form in enumerate(without):
-        rows = normals.take(np.flatnonzero(fold == number))
-        start = closed_form_start(closed_form.modes, closed_form.standardiser.z(rows))
-        mode = start.log_prob.argmax(1)
-        energies.append(closed_form.energy(rows, mode))
-        scores.append((-start.log_prob.double().logsumexp(1) / start.psi.shape[1], mode))
-    g, mode = (torch.cat(parts) for parts in zip(*scores, strict=True))
+    unseen = [normals.take(np.flatnonzero(fold == number)) for number in range(len(without))]
+    likelihoods = [closed_form.likelihood(rows) for closed_form, rows in zip(without, unseen, strict=True)]
+    mode = torch.cat([own for _, own in likelihoods])
+    energies = [each.energy(rows, own) for each, rows, (_, own) in zip(without, unseen, likelihoods, strict=True)]
     energy = torch.cat(energies)
     scale = position_scale(energy, mode, final.modes.n_modes)
     for closed_form in closed_forms:
         closed_form.patches.scale.copy_(scale)
     r = top_mean(energy / scale[mode], final.top_share)
-    unseen = ClosedScores(g.numpy(), r, mode.numpy(), np.empty(0, dtype=np.float32))
-    return CrossFitted(final, without, fold, labels, shrinkage, unseen)
+    scores = ClosedScores(np.concatenate([g for g, _ in likelihoods]), r, mode.numpy())
+    return CrossFitted(final, without, fold, labels, shrinkage, scores)
 
 
 def _not_zero(spread: Tensor) -> Tensor:

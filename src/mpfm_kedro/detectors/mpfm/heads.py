@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Context
-from mpfm_kedro.detectors.baselines.inputs import StandardisedInput, training_inputs
+from mpfm_kedro.detectors.inputs import StandardisedInput, training_inputs
 from mpfm_kedro.detectors.mpfm.patches import to_patches
 
 MARGIN = 5.0  # how far the scores of anomalies shall deviate, in units of the prior N(0, 1) of normals' scores
@@ -72,9 +72,7 @@ def fit_top_positions(
 ) -> tuple[TopPositions, list[float]]:
     """Train all heads by the deviation loss: S_a → 0 for normals, S_a ≥ 5 for anomalies.
 
-    The loss of a head is the mean over a batch, of those it learns from, of |S_a| for normals and max(0, 5 − S_a) for
-    anomalies. Its gradient with respect to the scores of positions is zero but at the top ones. Adam, with a rate that
-    decreases by steps from 0.03 to 3e-6.
+    Adam on ``deviation_loss``, with a rate that decreases by steps from 0.03 to 3e-6.
 
     Args:
         normals: n training normals.
@@ -109,21 +107,38 @@ def fit_top_positions(
         ]
         share = torch.cat([_shares(each[:, index]) for each, index in zip(allowed, drawn, strict=True)], dim=1).T
         x = inputs.batch(torch.cat([drawn[0], drawn[1] + len(normals)])).flatten(1, 2)
-        k = top_number(top_share, x.shape[1])
         positions = x.flatten(0, 1)
         scores = (positions @ weight.T + bias).view(*x.shape[:2], n_heads)
-        top = scores.abs().topk(k, dim=1)
-        score = top.values.mean(1)
-        loss = torch.where(abnormal, (MARGIN - score).clamp_min(0), score)
-        slope = torch.where(abnormal, -(score < MARGIN).float(), 1.0) * share / (k * len(x))
-        sign = scores.gather(1, top.indices).sign()
-        gradient = torch.zeros_like(scores).scatter_(1, top.indices, sign * slope[:, None]).flatten(0, 1)
-        weight.grad, bias.grad = gradient.T @ positions, gradient.sum(0)
+        loss, gradient = deviation_loss(scores, abnormal, share, top_number(top_share, x.shape[1]))
+        weight.grad, bias.grad = gradient.flatten(0, 1).T @ positions, gradient.sum((0, 1))
         optimiser.step()
         schedule.step()
-        losses.append((loss * share).mean(0)[-1])
+        losses.append(loss[-1])
     history = [float(torch.stack(part).mean()) for part in _tenths(losses)]
     return TopPositions(weight.cpu(), bias.cpu(), center, spread, top_share), history
+
+
+def deviation_loss(scores: Tensor, abnormal: Tensor, share: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The loss of each head, and its gradient with respect to the signed scores of positions.
+
+    L_h = Σ_i share_ih l(S_ih) / B with S the mean of the k largest |score|, l(S) = S for normals and max(0, 5 − S) for
+    anomalies. The gradient is zero but at the k top positions.
+
+    Args:
+        scores: signed, of each position (B, X, H).
+        abnormal: whether the image is an anomaly (B, 1).
+        share: what each image counts in each head's loss (B, H).
+        k: how many positions are averaged.
+
+    Returns:
+        Losses (H,) and gradient (B, X, H).
+    """
+    top = scores.abs().topk(k, dim=1)
+    score = top.values.mean(1)
+    loss = torch.where(abnormal, (MARGIN - score).clamp_min(0), score)
+    slope = torch.where(abnormal, -(score < MARGIN).float(), 1.0) * share / (k * len(scores))
+    sign = scores.gather(1, top.indices).sign()
+    return (loss * share).mean(0), torch.zeros_like(scores).scatter_(1, top.indices, sign * slope[:, None])
 
 
 def fit_linear(

@@ -42,9 +42,9 @@ class Rounds:
             source: the known anomaly of each row (m,).
             seed: of the folds of the anomalies.
         """
-        n_known = int(source.max()) + 1
+        n_known = int(source.max(initial=-1)) + 1
         n_folds = min(FOLDS, n_known) if n_known > 1 else 0
-        order = np.random.default_rng(seed).permutation(n_known) % n_folds if n_folds else np.full(1, FOLDS)
+        order = np.random.default_rng(seed).permutation(n_known) % n_folds if n_folds else np.full(n_known, FOLDS)
         n_rounds = max(n_folds, n_left_out)
         normals = np.ones((n_rounds + 1, len(fold)), dtype=bool)
         anomalies = np.ones((n_rounds + 1, len(source)), dtype=bool)
@@ -75,11 +75,11 @@ class Heads:
         normality = -(self.standardiser.z(rows).astype(np.float64) @ self.weight.T + self.bias)
         return np.stack([self.top_positions.score(rows, device), normality], axis=2)
 
-    def final(self) -> Heads:
-        """The last heads alone."""
-        top = self.top_positions
-        last = TopPositions(top.weight[FINAL:], top.bias[FINAL:], top.center, top.spread, top.top_share)
-        return Heads(last, self.weight[FINAL:], self.bias[FINAL:], self.standardiser)
+    def head(self, number: int = FINAL) -> Heads:
+        """The heads of one round alone, by default those that learned from everything."""
+        top, own = self.top_positions, [number]
+        alone = TopPositions(top.weight[own], top.bias[own], top.center, top.spread, top.top_share)
+        return Heads(alone, self.weight[own], self.bias[own], self.standardiser)
 
     def pack(self, unseen: np.ndarray, rounds: Rounds, details: dict[str, Any]) -> Artefact:
         """As tensors and plain values, with what the heads say of all normals (n, H, 2)."""
@@ -92,10 +92,10 @@ class Heads:
 
 def unpack_heads(artefact: Artefact, standardiser: Standardiser) -> Heads:
     """The heads of an artefact."""
-    map_scale = standardiser.map_center, standardiser.map_spread
     top_positions = TopPositions(
         **artefact.part("a"),
-        **dict(zip(("center", "spread"), map_scale, strict=True)),
+        center=standardiser.map_center,
+        spread=standardiser.map_spread,
         top_share=artefact.details["top_share"],
     )
     linear = {name: value.numpy() for name, value in artefact.part("n").items()}
@@ -121,9 +121,11 @@ def fit_heads(
     seed: int,
     context: Context,
 ) -> tuple[Heads, list[dict[str, float]]]:
-    """All heads of all rounds, and the loss of M_a along its training."""
+    """All heads of all rounds, and the loss of M_a along its training; where no anomaly is known, all are zero."""
     standardiser = closed_forms.final.standardiser
     learns = rounds.normals, rounds.anomalies
+    if len(data.anomalies) == 0:
+        return _zero_heads(standardiser, len(rounds.normals), parameters["head_top_share"]), []
     top_positions, losses = fit_top_positions(
         data.normals,
         data.anomalies,
@@ -141,3 +143,9 @@ def fit_heads(
         weight, bias = -weight, -bias
     history = [{"epoch": number + 1, "score_a": loss} for number, loss in enumerate(losses)]
     return Heads(top_positions, weight, bias, standardiser), history
+
+
+def _zero_heads(standardiser: Standardiser, n_heads: int, top_share: float) -> Heads:
+    map_scale = standardiser.map_center, standardiser.map_spread
+    top_positions = TopPositions(torch.zeros(n_heads, len(map_scale[0])), torch.zeros(n_heads), *map_scale, top_share)
+    return Heads(top_positions, np.zeros((n_heads, len(standardiser.pooled_center))), np.zeros(n_heads), standardiser)

@@ -132,6 +132,11 @@ def spectra_of(z: np.ndarray, labels: np.ndarray, n_modes: int) -> list[Spectrum
     return [Spectrum.of(group if len(group) > 1 else z) for group in groups]
 
 
+def log_likelihoods(spectra: list[Spectrum], z: np.ndarray) -> np.ndarray:
+    """log N(z; m_j, Σ_j) of each mode at each shrinkage, (n, d) → (n, J, shrinkages)."""
+    return np.stack([spectrum.log_likelihoods(z) for spectrum in spectra], axis=1)
+
+
 def build_modes(spectra: list[Spectrum], z: np.ndarray, labels: np.ndarray, shrinkage: np.ndarray) -> Modes:
     """Modes of a partition of z (n, d) with their shrinkage (J,)."""
     weight = np.maximum(np.bincount(labels, minlength=len(spectra)), 1) / len(labels)

@@ -30,7 +30,8 @@ def specify_mpfm(
     """
     steps = training.epochs * training.iterations_per_epoch
     batch = training.normals_per_batch + training.anomalies_per_batch
-    closed_form = _chosen(prototypes, "max_modes", "min_mode_size", "n_prototypes") | _chosen(training, "top_share")
+    closed_form = _chosen(prototypes, "max_modes", "min_mode_size", "n_prototypes", "unseen_normals")
+    closed_form |= _chosen(training, "top_share")
     backbones = range(n_backbones)
     pieces = [_piece("closed_form", closed_form | {"backbone": number}, backbone=number) for number in backbones]
     if trained:

@@ -1,4 +1,4 @@
-"""Standardised features, as networks of baselines read them."""
+"""Standardised features, as networks and heads read them."""
 
 from __future__ import annotations
 
