@@ -1,7 +1,8 @@
 """Heat maps: from the values of positions to what people see.
 
-A detector says how unusual each position of an image is, (H', W'). People see these values smoothed, on a scale that
-the normals set, in colours over the image, and boxes around what stands out.
+A detector says how unusual each position of an image is, (H', W'). People see these values smoothed
+(``images.position_maps``), on a scale that the normals set, in colours over the image, and boxes around what stands
+out.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
-from scipy.ndimage import find_objects, gaussian_filter, label
+from scipy.ndimage import find_objects, label
 
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.images.position_maps import Floats, resize
 
-FINER = 4  # grid of a heat map against that of the positions: smooth to the eye, and no larger for a larger image
-SIGMA = 0.5  # of the Gaussian, in positions
 LOW, HIGH = 50.0, 99.9  # percentiles of the normals' values that become 0 and 1
 OPACITY = 0.7  # of the colour of 1
 # matplotlib's inferno at every 17th of its 256 colours. Its lightness grows evenly, so that it can be read with any
@@ -25,8 +25,6 @@ OPACITY = 0.7  # of the colour of 1
 INFERNO = (
     "000004 0c0826 240c4f 420a68 5d126e 781c6d 932667 ae305c c73e4c dd513a ed6925 f8850f fca50a fac62d f2e661 fcffa4"
 )
-
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -42,31 +40,6 @@ class Region:
     box: tuple[int, int, int, int]
     area: float
     peak: float
-
-
-def smooth_maps(positions: ArrayLike, sigma: float = SIGMA) -> Floats:
-    """Values of positions on a finer grid (bilinear), convolved with a Gaussian: (n, H', W') → (n, 4 H', 4 W').
-
-    Args:
-        positions: values of the positions of n images, (n, H', W').
-        sigma: standard deviation of the Gaussian, in positions; 0 for none.
-    """
-    values = np.asarray(positions, dtype=np.float32)
-    if values.ndim != 3 or 0 in values.shape[1:]:
-        raise InputError(f"Position maps have shape {values.shape}; expected is (images, height, width)")
-    if not np.isfinite(values).all():
-        raise InputError("A position map has values that are not finite")
-    height, width = values.shape[1:]
-    finer = np.empty((len(values), FINER * height, FINER * width), dtype=np.float32)
-    for place, one in enumerate(values):
-        finer[place] = resize(one, (FINER * width, FINER * height))
-    return gaussian_filter(finer, (0, FINER * sigma, FINER * sigma), mode="nearest")
-
-
-def resize(values: ArrayLike, size: tuple[int, int]) -> Floats:
-    """Bilinear: (h, w) → (height, width) of ``size`` = width, height; borders of both grids coincide."""
-    image = Image.fromarray(np.ascontiguousarray(values, dtype=np.float32))
-    return np.asarray(image.resize(size, Image.Resampling.BILINEAR))
 
 
 def find_limits(normals: ArrayLike) -> tuple[float, float]:
