@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from mpfm_kedro.sources.samples import LISTED
 from mpfm_kedro.sources.source import compare_counts
 
 NUMBER = sum(synthetic.FOLDERS.values())
+DEFECTIVE = NUMBER - synthetic.FOLDERS["good"]
+FILES = NUMBER + DEFECTIVE  # with the masks
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -38,11 +41,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_images_are_drawn_once(tmp_path, monkeypatch):
     folder = synthetic.locate(tmp_path)
     assert folder == tmp_path / "synthetic"
-    assert len(contents(folder)) == NUMBER
+    assert len(contents(folder)) == FILES
     monkeypatch.setattr(synthetic, "draw", lambda *_: pytest.fail("drawn again"))
     (folder / "good" / "000.png").unlink()
     assert synthetic.locate(tmp_path) == folder
-    assert len(contents(folder)) == NUMBER - 1
+    assert len(contents(folder)) == FILES - 1
     assert names_in(tmp_path) == ["synthetic"]
 
 
@@ -53,7 +56,7 @@ def test_images_are_always_the_same(folder, tmp_path):
 
 def test_file_holds_the_drawing_and_each_drawing_is_another_one(folder):
     drawings = {
-        (kind, number): synthetic.draw(kind, number) for kind, n in synthetic.FOLDERS.items() for number in range(n)
+        (kind, number): synthetic.draw(kind, number)[0] for kind, n in synthetic.FOLDERS.items() for number in range(n)
     }
     for (kind, number), drawing in drawings.items():
         assert drawing.shape == (synthetic.SIZE, synthetic.SIZE, 3)
@@ -66,7 +69,23 @@ def test_file_holds_the_drawing_and_each_drawing_is_another_one(folder):
 @pytest.mark.parametrize("kind", ["spot", "scratch"])
 def test_anomaly_is_no_normal_image_with_a_defect(kind):
     for number in range(synthetic.FOLDERS[kind]):
-        assert (synthetic.draw(kind, number) == synthetic.draw("good", number)).mean() < 0.1
+        assert (synthetic.draw(kind, number)[0] == synthetic.draw("good", number)[0]).mean() < 0.1
+
+
+def test_masks_mark_the_defects(folder):
+    table = synthetic.SOURCE.list_samples(folder)
+    assert ((table["mask_path"] == "") == (table["label"] == 0)).all()
+    for row in table[table["label"] == 1].to_dict("records"):
+        image, mask = (np.asarray(Image.open(folder / row[name])) for name in ("path", "mask_path"))
+        grey = image[..., 0]
+        assert np.ptp(grey[mask > 0]) == 0  # a defect has one colour
+        assert 0.005 < (mask > 0).mean() < 0.2
+
+
+def test_images_without_masks_are_listed(tmp_path):
+    folder = synthetic.locate(tmp_path)
+    shutil.rmtree(folder / "ground_truth")
+    assert set(synthetic.SOURCE.list_samples(folder)["mask_path"]) == {""}
 
 
 def test_table_has_the_numbers_and_the_split_of_the_source(folder):

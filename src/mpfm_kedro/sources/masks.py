@@ -1,4 +1,4 @@
-"""Masks of defects, read to label crops. Images are not decoded here: their header is enough."""
+"""Masks of defects, read to label crops and for pixel measures. Images are not decoded: their header is enough."""
 
 from __future__ import annotations
 
@@ -37,10 +37,16 @@ def check_mask_size(mask: Path, image: Path, title: str) -> None:
 
 
 def read_mask(masks: Sequence[Path], image: Path, title: str) -> NDArray[np.bool_]:
-    """Where any of the masks of an image is not black: (height, width) of booleans."""
-    marked = []
+    """Where any of the masks of an image is not black: (height, width) of booleans; they have the image's size."""
     for mask in masks:
         check_mask_size(mask, image, title)
+    return merge_masks(masks, title)
+
+
+def merge_masks(masks: Sequence[Path], title: str) -> NDArray[np.bool_]:
+    """Where any of some masks is not black: (height, width) of booleans."""
+    marked = []
+    for mask in masks:
         try:
             with Image.open(mask) as opened:
                 marked.append(_marked_pixels(opened))

@@ -3,7 +3,7 @@
 Columns as a source lists them (``LISTED``):
     dataset, category, sample_id, path (below the source's folder), crop ("left,upper,right,lower" or ""),
     mask_path (where the defect is, for pixel metrics: below the source's folder, "" without one, several joined
-    with "|"; checked to exist and to have the size of the image, and not yet read by any stage),
+    with "|"; checked to exist and to have the size of the image),
     label (0 normal, 1 anomaly),
     defect_class ("" for normals), split (train | test for normals of a source with its own split, "" where
     ingestion splits them), group (the physical item: samples of one group are not independent).

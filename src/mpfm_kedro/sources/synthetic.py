@@ -19,6 +19,7 @@ from mpfm_kedro.sources.source import Counts, Source
 NAME = "synthetic"
 SIZE = 48
 FOLDERS = {"good": 48, "spot": 12, "scratch": 12}
+MASKS = "ground_truth"
 
 
 def locate(root: Path) -> Path:
@@ -31,9 +32,11 @@ def locate(root: Path) -> Path:
         with tempfile.TemporaryDirectory(prefix=f".{NAME}-", dir=root) as scratch:
             partial = Path(scratch, NAME)
             for kind, number in FOLDERS.items():
-                (partial / kind).mkdir(parents=True)
                 for i in range(number):
-                    Image.fromarray(draw(kind, i)).save(partial / kind / f"{i:03}.png")
+                    image, defect = draw(kind, i)
+                    _save(image, partial / kind / f"{i:03}.png")
+                    if defect.any():
+                        _save(255 * defect.astype(np.uint8), partial / MASKS / kind / f"{i:03}_mask.png")
             partial.rename(folder)
     except OSError as error:
         if not folder.is_dir():  # else another process was quicker
@@ -41,24 +44,42 @@ def locate(root: Path) -> Path:
     return folder
 
 
-def draw(kind: str, number: int) -> np.ndarray:
-    """One image (48, 48, 3): stripes, upright for even numbers and level for odd ones, and the defect of its kind."""
+def draw(kind: str, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """One image (48, 48, 3) and where it is defective (48, 48).
+
+    Stripes, upright for even numbers and level for odd ones, and the defect of its kind.
+    """
     rng = np.random.default_rng([list(FOLDERS).index(kind), number])
     rows, columns = np.mgrid[:SIZE, :SIZE]
     along = columns if number % 2 == 0 else rows
     grey = 120 + 40 * np.sin(along * rng.uniform(0.7, 0.9) + rng.uniform(0, 6)) + rng.normal(0, 6, (SIZE, SIZE))
     y, x = rng.uniform(12, SIZE - 12, 2)
+    defect = np.zeros((SIZE, SIZE), dtype=bool)
     if kind == "spot":
-        grey[np.hypot(rows - y, columns - x) < rng.uniform(4, 8)] = rng.uniform(0, 40)
+        darkness, radius = rng.uniform(0, 40), rng.uniform(4, 8)
+        defect = np.hypot(rows - y, columns - x) < radius
+        grey[defect] = darkness
     if kind == "scratch":
-        grey[np.abs((rows - y) - rng.uniform(-1, 1) * (columns - x)) < 1.5] = 250
-    return np.repeat(np.clip(grey, 0, 255).astype(np.uint8)[..., None], 3, axis=2)
+        defect = np.abs((rows - y) - rng.uniform(-1, 1) * (columns - x)) < 1.5
+        grey[defect] = 250
+    return np.repeat(np.clip(grey, 0, 255).astype(np.uint8)[..., None], 3, axis=2), defect
+
+
+def _save(pixels: np.ndarray, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(file)
 
 
 def list_samples(folder: Path) -> pd.DataFrame:
-    """All images by folder."""
+    """All images by folder; images drawn by an earlier version have no masks."""
     return sample_table(
-        sample(NAME, f"{kind}/{file.name}", int(kind != "good"), kind if kind != "good" else "")
+        sample(
+            NAME,
+            f"{kind}/{file.name}",
+            int(kind != "good"),
+            kind if kind != "good" else "",
+            mask_path=mask if (folder / (mask := f"{MASKS}/{kind}/{file.stem}_mask.png")).is_file() else "",
+        )
         for kind in FOLDERS
         for file in image_files(folder / kind)
     )

@@ -1,0 +1,103 @@
+"""Heat maps: from the values of positions to what people see.
+
+A detector says how unusual each position of an image is, (H', W'). People see these values smoothed
+(``images.position_maps``), on a scale that the normals set, in colours over the image, and boxes around what stands
+out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image
+from scipy.ndimage import find_objects, label
+
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.images.position_maps import Floats, resize
+
+LOW, HIGH = 50.0, 99.9  # percentiles of the normals' values that become 0 and 1
+OPACITY = 0.7  # of the colour of 1
+# matplotlib's inferno at every 17th of its 256 colours. Its lightness grows evenly, so that it can be read with any
+# colour vision, and in grey; it has no green or grey middle that is lost on grey images, as viridis and cividis have.
+INFERNO = (
+    "000004 0c0826 240c4f 420a68 5d126e 781c6d 932667 ae305c c73e4c dd513a ed6925 f8850f fca50a fac62d f2e661 fcffa4"
+)
+
+
+@dataclass(frozen=True)
+class Region:
+    """A connected region of a heat map.
+
+    Args:
+        box: left, upper, right, lower in pixels of the image; right and lower are outside.
+        area: its share of the image, above 0 and up to 1.
+        peak: its largest value.
+    """
+
+    box: tuple[int, int, int, int]
+    area: float
+    peak: float
+
+
+def find_limits(normals: ArrayLike) -> tuple[float, float]:
+    """The values that become 0 and 1: the 50th and the 99.9th percentile of unseen normals' smoothed maps."""
+    values = np.asarray(normals)
+    if not values.size:
+        raise InputError("The scale of heat maps needs the map of at least one unseen normal")
+    low, high = np.percentile(values, [LOW, HIGH])
+    return float(low), float(high)
+
+
+def scale(values: ArrayLike, low: float, high: float) -> Floats:
+    """(values − low) / (high − low), clipped to 0..1."""
+    if not low < high:
+        raise InputError(f"The scale of a heat map is {low} to {high}; the first must be below the second")
+    return np.clip((np.asarray(values, dtype=np.float32) - low) / (high - low), 0, 1)
+
+
+def find_regions(heat: ArrayLike, level: float, size: tuple[int, int]) -> list[Region]:
+    """The connected regions above a level, the largest first; positions that touch at a corner are connected.
+
+    Args:
+        heat: a heat map (h, w).
+        level: a value in a region is above it.
+        size: width and height of the image.
+    """
+    values = np.asarray(heat)
+    numbers, _ = label(values > level, structure=np.ones((3, 3)))
+    found = []
+    for number, (rows, columns) in enumerate(find_objects(numbers), start=1):
+        inside = numbers[rows, columns] == number
+        left, right = _pixels(columns, values.shape[1], size[0])
+        upper, lower = _pixels(rows, values.shape[0], size[1])
+        share = float(inside.sum() / values.size)
+        found.append(Region((left, upper, right, lower), share, float(values[rows, columns][inside].max())))
+    return sorted(found, key=lambda region: (-region.area, region.box))
+
+
+def overlay(image: Image.Image, heat: ArrayLike) -> Image.Image:
+    """The image (RGB) with a heat map over it, (h, w) of 0..1: the higher the value, the less of the image is seen."""
+    levels = Image.fromarray(np.rint(255 * resize(heat, image.size)).astype(np.uint8))
+    coloured = levels.copy()
+    coloured.putpalette(colours().tobytes())
+    return Image.composite(coloured.convert("RGB"), image.convert("RGB"), levels.point(_opacity))
+
+
+def colours() -> NDArray[np.uint8]:
+    """The colours of 0..1 in 256 steps, (256, 3)."""
+    known = np.array([list(bytes.fromhex(colour)) for colour in INFERNO.split()])
+    at = np.linspace(0, 255, len(known))
+    channels = [np.interp(np.arange(256), at, channel) for channel in known.T]
+    return np.rint(np.stack(channels, axis=1)).astype(np.uint8)
+
+
+def _opacity(level: int) -> float:
+    return OPACITY * level
+
+
+def _pixels(cells: slice, n_cells: int, n_pixels: int) -> tuple[int, int]:
+    """The pixels that some cells of a grid cover along one side, the first and the one after the last."""
+    return cells.start * n_pixels // n_cells, math.ceil(cells.stop * n_pixels / n_cells)

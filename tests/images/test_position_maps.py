@@ -1,0 +1,66 @@
+"""Smoothed maps keep the place and the range of the values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.images.position_maps import FINER, resize, smooth_maps
+
+MAPS = arrays.arrays(
+    np.float32, st.tuples(*[st.integers(1, n) for n in (3, 7, 9)]), elements=st.floats(-4, 4, width=32)
+)
+
+
+@given(MAPS)
+def test_smoothing_keeps_range_and_makes_a_finer_grid(maps):
+    found = smooth_maps(maps)
+    n, height, width = maps.shape
+    assert found.shape == (n, FINER * height, FINER * width)
+    for one, before in zip(found, maps, strict=True):
+        assert before.min() - 1e-4 <= one.min()
+        assert one.max() <= before.max() + 1e-4
+
+
+def test_a_peak_stays_where_it_is():
+    maps = np.zeros((2, 5, 8))
+    maps[0, 1, 6] = maps[1, 4, 0] = 1
+    heat = smooth_maps(maps)
+    for one, (row, column) in zip(heat, [(1, 6), (4, 0)], strict=True):
+        peak = np.unravel_index(one.argmax(), one.shape)
+        assert (peak[0] // FINER, peak[1] // FINER) == (row, column)
+        large = resize(one, (800, 500))
+        peak = np.unravel_index(large.argmax(), large.shape)
+        assert (peak[0] // 100, peak[1] // 100) == (row, column)
+
+
+def test_resizing_is_bilinear_between_centres_of_cells():
+    found = resize([[0.0, 1.0]], (8, 1))[0]
+    assert found == pytest.approx([0, 0, 0.125, 0.375, 0.625, 0.875, 1, 1])
+
+
+def test_images_do_not_blur_into_each_other():
+    maps = np.zeros((3, 4, 4))
+    maps[1] = 1
+    assert smooth_maps(maps)[[0, 2]].max() == 0
+
+
+def test_a_wider_gaussian_lowers_a_peak():
+    maps = np.zeros((1, 9, 9))
+    maps[0, 4, 4] = 1
+    peaks = [smooth_maps(maps, sigma).max() for sigma in (0, 0.5, 1, 2)]
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[0] > 0.7  # the peak lies between the centres of four finer cells
+
+
+@pytest.mark.parametrize(
+    ("maps", "message"),
+    [(np.zeros((4, 4)), r"shape \(4, 4\)"), (np.full((1, 4, 4), np.nan), "not finite")],
+)
+def test_bad_input_is_named(maps, message):
+    with pytest.raises(InputError, match=message):
+        smooth_maps(maps)
