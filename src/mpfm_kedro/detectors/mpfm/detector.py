@@ -12,9 +12,9 @@ from torch import nn
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Artefact, Scores
 from mpfm_kedro.detectors.mpfm.calibration import Calibration, unpack_calibrations
-from mpfm_kedro.detectors.mpfm.closed_form import ClosedForm, unpack, unpack_final
+from mpfm_kedro.detectors.mpfm.closed_form import ClosedForm, top_mean, unpack, unpack_final
 from mpfm_kedro.detectors.mpfm.flow import Flow, load_flow
-from mpfm_kedro.detectors.mpfm.learned import Heads, unpack_heads
+from mpfm_kedro.detectors.mpfm.learned import FINAL, Heads, unpack_heads
 from mpfm_kedro.detectors.pieces import piece_name
 
 
@@ -31,25 +31,25 @@ class FittedMPFM:
 
     def score_samples(self, rows: FeatureRows) -> Scores:
         """The fused score, the four scores and the mode of each sample."""
-        closed = self.closed_form.score(rows)
-        learned = np.zeros((len(rows), 2))
-        if self.heads is not None:
-            learned = self.heads.score(rows, self.closed_form.device)[:, 0]
-        g = closed.g if self.flow is None else self.flow.score(self.closed_form.standardiser.z(rows))
-        parts = np.stack([g, learned[:, 0], closed.r, learned[:, 1]], axis=1)
-        return Scores(self.calibration.fuse(parts, closed.mode), parts, closed.mode)
+        return self.inspect(rows)[0]
 
     def position_scores(self, rows: FeatureRows) -> np.ndarray:
         """Where the score comes from: the local part of the sum at each position, (n, H', W')."""
-        _, mode = self.closed_form.likelihood(rows)
-        energy = self.closed_form.energy(rows, mode).double().numpy()
-        learned = np.zeros_like(energy)
-        if self.heads is not None:
-            top_positions = self.heads.top_positions
-            for part, maps in rows.map_batches():
-                scores = top_positions.position_scores(maps.to(self.closed_form.device))
-                learned[part] = scores.cpu().numpy().reshape(learned[part].shape)
-        return self.calibration.fuse_positions(learned, energy, mode.numpy())
+        return self.inspect(rows)[1]
+
+    def inspect(self, rows: FeatureRows) -> tuple[Scores, np.ndarray]:
+        """Scores and position scores at once."""
+        closed_form, heads = self.closed_form, self.heads
+        likelihood, mode = closed_form.likelihood(rows)
+        energy = closed_form.energy(rows, mode)
+        learned, normality = torch.zeros_like(energy), np.zeros(len(rows))
+        if heads is not None:
+            learned, normality = heads.top_positions.maps(rows, closed_form.device)[..., 0], heads.normality(rows)[:, 0]
+        g = likelihood if self.flow is None else self.flow.score(closed_form.standardiser.z(rows))
+        a = np.zeros(len(rows)) if heads is None else top_mean(learned, heads.top_positions.top_share)
+        parts = np.stack([g, a, top_mean(energy, closed_form.top_share), normality], axis=1)
+        scores = Scores(self.calibration.fuse(parts, mode.numpy()), parts, mode.numpy())
+        return scores, self.calibration.fuse_positions(learned.double().numpy(), energy.double().numpy(), mode.numpy())
 
 
 class SideBySide:
@@ -60,15 +60,19 @@ class SideBySide:
 
     def score_samples(self, rows: FeatureRows) -> Scores:
         """The fused score; the four scores and the mode are those of the first backbone."""
-        scores = [each.score_samples(rows.of_backbone(number)) for number, each in enumerate(self.detectors)]
-        return replace(scores[0], score=np.sum([each.score for each in scores], axis=0))
+        return self.inspect(rows)[0]
 
     def position_scores(self, rows: FeatureRows) -> np.ndarray:
         """The sum of the backbones' maps, at the resolution of the first, (n, H', W')."""
-        maps = [each.position_scores(rows.of_backbone(number)) for number, each in enumerate(self.detectors)]
-        size = maps[0].shape[1:]
-        resized = [nn.functional.interpolate(torch.from_numpy(own)[:, None], size, mode="bilinear") for own in maps]
-        return torch.stack(resized).sum(0)[:, 0].numpy()
+        return self.inspect(rows)[1]
+
+    def inspect(self, rows: FeatureRows) -> tuple[Scores, np.ndarray]:
+        """Scores and position scores at once."""
+        found = [each.inspect(rows.of_backbone(number)) for number, each in enumerate(self.detectors)]
+        scores, maps = [each for each, _ in found], [torch.from_numpy(each)[:, None] for _, each in found]
+        resized = [nn.functional.interpolate(own, maps[0].shape[2:], mode="bilinear") for own in maps]
+        fused = replace(scores[0], score=np.sum([each.score for each in scores], axis=0))
+        return fused, torch.stack(resized).sum(0)[:, 0].numpy()
 
 
 @dataclass(frozen=True)
@@ -120,3 +124,17 @@ def load_left_out(pieces: Mapping[str, Artefact], device: torch.device) -> list[
         detector = detectors[0] if len(detectors) == 1 else SideBySide(detectors)
         found.append(LeftOut(detector, normals, np.flatnonzero(~learns[number])))
     return found
+
+
+def keep_final(pieces: Mapping[str, Artefact]) -> dict[str, Artefact]:
+    """The pieces with all that ``load`` reads and nothing else: no detector of cross-fitting, no evidence."""
+    kept = dict(pieces)
+    for name, piece in pieces.items():
+        if name.startswith("closed_form"):
+            kept[name] = Artefact(
+                {key: value for key, value in piece.tensors.items() if key.startswith("final.")}, piece.details
+            )
+        elif name.startswith("heads"):
+            own = {key: value for key, value in piece.tensors.items() if key[:2] in ("a.", "n.")}
+            kept[name] = Artefact({key: value[FINAL:].clone() for key, value in own.items()}, piece.details)
+    return kept

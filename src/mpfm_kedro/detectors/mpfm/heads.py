@@ -43,6 +43,13 @@ class TopPositions:
         offset = (self.bias - (self.weight / self.spread) @ self.center).to(maps.device)
         return (to_patches(maps.float()) @ weight.T + offset).abs().view(len(maps), -1, len(weight))
 
+    def maps(self, rows: FeatureRows, device: torch.device) -> Tensor:
+        """The score of each position by each head, (n, H', W', H)."""
+        shape = *rows.maps.shape[2:], len(self.weight)
+        found = [torch.empty(0, *shape)]
+        found += [self.position_scores(maps.to(device)).cpu().view(-1, *shape) for _, maps in rows.map_batches()]
+        return torch.cat(found)
+
     def score(self, rows: FeatureRows, device: torch.device) -> np.ndarray:
         """S_a of each image by each head, (n, H)."""
         found = [np.empty((0, len(self.weight)))]

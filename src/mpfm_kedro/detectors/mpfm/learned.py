@@ -72,8 +72,11 @@ class Heads:
 
     def score(self, rows: FeatureRows, device: torch.device) -> np.ndarray:
         """S_a and S_n of each image by each head, (n, H, 2)."""
-        normality = -(self.standardiser.z(rows).astype(np.float64) @ self.weight.T + self.bias)
-        return np.stack([self.top_positions.score(rows, device), normality], axis=2)
+        return np.stack([self.top_positions.score(rows, device), self.normality(rows)], axis=2)
+
+    def normality(self, rows: FeatureRows) -> np.ndarray:
+        """S_n of each image by each head, (n, H)."""
+        return -(self.standardiser.z(rows).astype(np.float64) @ self.weight.T + self.bias)
 
     def head(self, number: int = FINAL) -> Heads:
         """The heads of one round alone, by default those that learned from everything."""
