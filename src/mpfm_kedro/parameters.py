@@ -7,6 +7,7 @@ before anything runs, so that a typing error costs seconds and not hours.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -33,6 +34,15 @@ def _auto_or_pixels(value: int | str) -> int | str:
     return value
 
 
+def _auto_or_range(value: str) -> str:
+    if value != "auto":
+        number = r"-?\d+(?:\.\d+)?"
+        found = re.fullmatch(rf"({number})\.\.({number})", value)
+        if not found or float(found[1]) >= float(found[2]):
+            raise ValueError("should be auto or the values of black and white, such as 0..4095")
+    return value
+
+
 def _distinct(names: list[str]) -> list[str]:
     if len(set(names)) < len(names):
         raise ValueError("should name each backbone once")
@@ -51,6 +61,7 @@ class IngestionParameters(Group):
     allow_partial: bool
     max_unreadable_share: Share
     max_megapixels: Positive
+    pixel_range: Annotated[str, AfterValidator(_auto_or_range)] = "auto"
     group_split: bool = False
     drop_duplicates: bool = False
 

@@ -147,7 +147,7 @@ def edited(tmp_path, monkeypatch) -> Callable[..., FeatureSpec]:
     [
         ("images/views.py", "AREA = (0.02, 0.15)", "AREA = (0.02, 0.2)"),
         ("images/views.py", "patch = patch * brightness", "patch = patch + brightness"),
-        ("images/decoding.py", "/ 257", "/ 256"),
+        ("images/decoding.py", "np.clip(shares, 0, 1) * 255", "np.clip(shares, 0, 1) * 256"),
         ("backbones/extraction.py", "Resampling.BILINEAR", "Resampling.BICUBIC"),
         ("backbones/extraction.py", "adaptive_avg_pool2d", "adaptive_max_pool2d"),
         ("sources/samples.py", "left, upper, right, lower = ", "upper, left, right, lower = "),

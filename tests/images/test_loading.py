@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
 from mpfm_kedro.images import loading
-from mpfm_kedro.images.decoding import UnusableImageError
-from mpfm_kedro.images.loading import ImageLoader
+from mpfm_kedro.images.decoding import FIRST_FRAME, TURNED, UPRIGHT, UnusableImageError, decode, scale
+from mpfm_kedro.images.loading import TRANSPARENT, ImageLoader
 
 LIMIT = 10_000
 
@@ -66,13 +66,15 @@ def cmyk(file: Path) -> None:
     Image.frombytes("CMYK", (3, 1), bytes([0, 0, 0, 0, 0, 0, 0, 255, 255, 0, 0, 0])).save(file)
 
 
+def bmp_of_sixteen_bits(file: Path) -> None:
+    """Five bits for each colour, which is not a deep image."""
+    head = struct.pack("<IiiHHIIiiII", 40, 2, 1, 1, 16, 0, 4, 0, 0, 0, 0)
+    file.write_bytes(b"BM" + struct.pack("<IHHI", 58, 0, 0, 54) + head + struct.pack("<HH", 31 << 10, 31))
+
+
 FILES = {
     "rgb.png": (pillow([[1, 2, 3], [255, 0, 9]], np.uint8), [[[1, 2, 3], [255, 0, 9]]]),
     "grey.bmp": (pillow([0, 7, 255], np.uint8), grey(0, 7, 255)),
-    "deep.png": (pillow([0, 257, 128 * 257, 65535], np.uint16), grey(0, 1, 128, 255)),
-    "deep.tif": (pillow([0, 257, 128 * 257, 65535], np.uint16), grey(0, 1, 128, 255)),
-    "deep-big-endian.tif": (deep_big_endian, grey(0, 1, 255)),
-    "deeper.tif": (pillow([-9, 257, 65535, 10**6], np.int32), grey(0, 1, 255, 255)),
     "palette.png": (palette(), [[[10, 20, 30], [200, 100, 50]]]),
     "palette-transparent.png": (palette(transparent=0), [[[0, 0, 0], [200, 100, 50]]]),
     "rgba.png": (
@@ -87,9 +89,11 @@ FILES = {
     ),
     "bits.png": (pillow([0, 255, 255], np.uint8, "1"), grey(0, 255, 255)),
     "cmyk.tif": (cmyk, [[[255, 255, 255], [0, 0, 0], [0, 255, 255]]]),
-    "float.tif": (pillow([-5, 0.9, 128.4, 300], np.float32), grey(0, 0, 128, 255)),
     "two.npy": (lambda file: np.save(file, np.array([[3, 250]], np.uint8)), grey(3, 250)),
-    "wide.npy": (lambda file: np.save(file, np.array([[-4.0, 300.0]])), grey(0, 255)),
+    "bits.npy": (lambda file: np.save(file, np.array([[False, True]])), grey(0, 255)),
+    "grey.webp": (pillow([[7, 7, 7], [255, 255, 255]], np.uint8, lossless=True), grey(7, 255)),
+    "grey.gif": (pillow([0, 7, 255], np.uint8), grey(0, 7, 255)),
+    "bgr16.bmp": (bmp_of_sixteen_bits, [[[255, 0, 0], [0, 0, 255]]]),
     "six.npy": (lambda file: np.save(file, np.arange(12, dtype=np.uint8).reshape(1, 2, 6)), [[[0, 1, 2], [6, 7, 8]]]),
     "one.npy": (lambda file: np.save(file, np.array([[[3], [250]]], np.uint8)), grey(3, 250)),
 }
@@ -105,6 +109,214 @@ def test_every_kind_of_file_becomes_rgb(name, loader):
     checked = examine(loader, name)
     assert checked["problem"] == ""
     assert (checked["height"], checked["width"]) == np.asarray(expected).shape[:2]
+
+
+def chunk(name: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+def deep_colour_png(values: list, colour_type: int) -> Callable[[Path], None]:
+    """A PNG of sixteen bits and several channels, which Pillow cannot write."""
+
+    def save(file: Path) -> None:
+        row = np.array(values, ">u2")
+        header = struct.pack(">IIBBBBB", len(row), 1, 16, colour_type, 0, 0, 0)
+        body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" + row.tobytes())) + chunk(b"IEND", b"")
+        file.write_bytes(b"\x89PNG\r\n\x1a\n" + body)
+
+    return save
+
+
+def colour_tiff(order: str, bits: int = 16, compression: int = 1, planes: int = 1) -> Callable[[Path], None]:
+    """A TIFF of two pixels with more than eight bits for each colour, which Pillow cannot write."""
+    values = np.array([[0, 16, 4095], [4095, 0, 16]], f"{order}{'u2' if bits == 16 else 'f4'}").tobytes()
+    body = zlib.compress(values) if compression == 8 else values
+    sizes = {
+        256: 2,
+        257: 1,
+        258: 0,
+        259: compression,
+        262: 2,
+        273: 0,
+        277: 3,
+        278: 1,
+        279: len(body),
+        284: planes,
+        339: 0,
+    }
+    end = 8 + 2 + 12 * len(sizes) + 4
+    places = {258: end, 339: end + 6, 273: end + 12}
+
+    def save(file: Path) -> None:
+        head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}IH", 8, len(sizes))
+        for tag, value in sizes.items():
+            kind, number = (3, 3) if tag in (258, 339) else (4, 1)
+            head += struct.pack(f"{order}HHII", tag, kind, number, places.get(tag, value))
+        lists = struct.pack(f"{order}6H", *[bits] * 3, *[1 if bits == 16 else 3] * 3)
+        file.write_bytes(head + b"\0" * 4 + lists + body)
+
+    return save
+
+
+def array(values: list, kind: str) -> Callable[[Path], None]:
+    return lambda file: np.save(file, np.array([values], kind))
+
+
+DEEP = {
+    "deep.png": (pillow([0, 257, 128 * 257, 65535], np.uint16), "0..65535", grey(0, 1, 128, 255)),
+    "deep.tif": (pillow([0, 257, 128 * 257, 65535], np.uint16), "0..65535", grey(0, 1, 128, 255)),
+    "deep-big-endian.tif": (deep_big_endian, "0..65535", grey(0, 1, 255)),
+    "twelve.png": (pillow([0, 16, 4095], np.uint16), "0..4095", grey(0, 1, 255)),
+    "deeper.tif": (pillow([-9, 0, 50, 100, 10**6], np.int32), "0..100", grey(0, 0, 128, 255, 255)),
+    "float.tif": (pillow([-0.1, 0.0, 0.5, 1.0], np.float32), "0..1", grey(0, 0, 128, 255)),
+    "signed.tif": (pillow([-1.0, 0.0, 1.0], np.float32), "-1..1", grey(0, 128, 255)),
+    "float.npy": (array([0.0, 1 / 255, 1.0], "f8"), "0..1", grey(0, 1, 255)),
+    "half.npy": (array([0.0, 0.5, 1.0], "f2"), "0..1", grey(0, 128, 255)),
+    "words.npy": (array([0, 16, 4095], "u2"), "0..4095", grey(0, 1, 255)),
+    "big-endian.npy": (array([0, 16, 4095], ">i4"), "0..4095", grey(0, 1, 255)),
+    "colours.npy": (array([[0, 5, 255, 9], [1, 2, 3, 9]], "i8"), "0..255", [[[0, 5, 255], [1, 2, 3]]]),
+    "colours.png": (deep_colour_png([[0, 16, 4095], [4095, 0, 16]], 2), "0..4095", [[[0, 1, 255], [255, 0, 1]]]),
+    "clear.png": (deep_colour_png([[0, 16, 4095, 65535], [4095] * 3 + [0]], 6), "0..4095", [[[0, 1, 255], [0] * 3]]),
+    "colours.tif": (colour_tiff("<"), "0..4095", [[[0, 1, 255], [255, 0, 1]]]),
+    "colours-big-endian.tif": (colour_tiff(">"), "0..4095", [[[0, 1, 255], [255, 0, 1]]]),
+    "colours-deflate.tif": (colour_tiff("<", compression=8), "0..4095", [[[0, 1, 255], [255, 0, 1]]]),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_deep_values_are_scaled_by_the_range(name, loader):
+    write, pixel_range, expected = DEEP[name]
+    write(loader.folder / name)
+    image = loader.read(name, "", pixel_range)
+    assert image.mode == "RGB"
+    np.testing.assert_array_equal(np.asarray(image), np.asarray(expected, np.uint8))
+    checked = examine(loader, name)
+    assert checked["problem"] == ""
+    assert checked["deep"] == ("float" if "float" in checked["pixel_format"] else "integer")
+    assert (checked["height"], checked["width"]) == np.asarray(expected).shape[:2]
+    with pytest.raises(UnusableImageError, match="pixel_range"):
+        loader.read(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "lowest", "highest"), [("twelve.png", 0, 4095), ("signed.tif", -1, 1), ("colours.png", 0, 4095)]
+)
+def test_lowest_and_highest_values_are_found(name, lowest, highest, loader):
+    DEEP[name][0](loader.folder / name)
+    checked = loader.examine_all([name], processes=1).loc[name]
+    assert (checked["lowest"], checked["highest"]) == (lowest, highest)
+    again = loader.examine_all([name], processes=1).loc[name]
+    assert again.to_dict() == checked.to_dict()
+
+
+@given(pixels=st.lists(st.integers(0, 255), min_size=1), bits=st.sampled_from([8, 10, 12, 14, 16]))
+def test_eight_bits_survive_any_depth(pixels, bits):
+    eight, most = np.array([pixels], np.uint8), 2**bits - 1
+    deep = np.rint(eight / 255 * most).astype(np.uint16)
+    for values, high in ((deep, most), (eight / np.float32(255), 1), (eight.astype(np.float64), 255)):
+        np.testing.assert_array_equal(np.asarray(scale(values, 0, high))[..., 0], eight)
+
+
+def test_deep_copies_have_the_perceptual_hash_of_eight_bits(loader):
+    eight = np.random.default_rng(0).integers(0, 256, (40, 50), dtype=np.uint8)
+    eight[0, :2] = 0, 255
+    Image.fromarray(eight).save(loader.folder / "eight.png")
+    Image.fromarray(np.rint(eight / 255 * 4095).astype(np.uint16)).save(loader.folder / "twelve.png")
+    Image.fromarray(eight / np.float32(255)).save(loader.folder / "float.tif")
+    hashes = {examine(loader, name)["dhash"] for name in ("eight.png", "twelve.png", "float.tif")}
+    assert len(hashes) == 1 and hashes != {""}
+    np.save(loader.folder / "flat.npy", np.full((9, 9), 7.0))
+    assert examine(loader, "flat.npy")["dhash"] == ""
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("suffix", ["tif", "npy"])
+def test_values_that_are_not_finite_are_a_named_problem(value, suffix, loader):
+    pixels = np.array([[0.0, value]], np.float32)
+    if suffix == "npy":
+        np.save(loader.folder / "a.npy", pixels)
+    else:
+        Image.fromarray(pixels).save(loader.folder / "a.tif")
+    assert "not finite" in examine(loader, f"a.{suffix}")["problem"]
+
+
+@pytest.mark.parametrize("kind", ["c16", "U3", "M8[s]"])
+def test_array_of_no_numbers_is_a_named_problem(kind, loader):
+    np.save(loader.folder / "a.npy", np.zeros((2, 2), kind))
+    assert "integers or floating point" in examine(loader, "a.npy")["problem"]
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("planes.tif", colour_tiff("<", planes=2)),
+        ("float.tif", colour_tiff("<", bits=32)),
+        ("clear.png", deep_colour_png([[4095, 65535], [4095, 0]], 4)),
+    ],
+)
+def test_deep_layout_that_is_not_read_is_refused_by_name(name, write, loader):
+    write(loader.folder / name)
+    assert "not read" in examine(loader, name)["problem"]
+    assert "save it as PNG or .npy" in examine(loader, name)["problem"]
+
+
+@pytest.mark.parametrize("orientation", [1, *UPRIGHT])
+@pytest.mark.parametrize(
+    ("suffix", "deep"), [("png", False), ("jpg", False), ("tif", False), ("webp", False), ("png", True), ("tif", True)]
+)
+def test_image_is_turned_as_its_exif_tag_says(orientation, suffix, deep, loader):
+    upright = np.zeros((16, 24), np.uint16 if deep else np.uint8)
+    upright[:8, :8] = 65535 if deep else 255
+    back = {6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270}
+    image = Image.fromarray(upright)
+    if orientation > 1:
+        image = image.transpose(back.get(orientation, UPRIGHT[orientation]))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image.save(loader.folder / f"a.{suffix}", exif=exif, **({"lossless": True} if suffix == "webp" else {}))
+    shown = np.asarray(loader.read(f"a.{suffix}", "", "0..65535"))[..., 0]
+    np.testing.assert_allclose(shown, upright // 257 if deep else upright, atol=3)
+    checked = examine(loader, f"a.{suffix}")
+    assert (checked["width"], checked["height"]) == (24, 16)
+    assert checked["done"] == ("" if orientation == 1 else TURNED)
+    cropped = np.asarray(loader.read(f"a.{suffix}", "0,0,8,8", "0..65535"))
+    assert cropped.shape == (8, 8, 3) and cropped.min() > 250
+
+
+def test_image_without_the_tag_is_not_touched(loader):
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(loader.folder / "a.jpg", quality=95)
+    with Image.open(loader.folder / "a.jpg") as plain:
+        assert loader.read("a.jpg").tobytes() == plain.tobytes()
+    assert examine(loader, "a.jpg")["done"] == ""
+
+
+def test_damaged_exif_data_do_not_matter(loader):
+    Image.new("RGB", (6, 4), (9, 9, 9)).save(loader.folder / "a.jpg", exif=b"Exif\0\0II*\0\xff\xff\xff\xff no tags")
+    assert examine(loader, "a.jpg")["problem"] == ""
+    assert loader.read("a.jpg").size == (6, 4)
+
+
+@pytest.mark.parametrize("suffix", ["gif", "tif", "webp", "png"])
+def test_first_of_several_frames_is_used(suffix, loader):
+    frames = [Image.new("RGB", (6, 4), (value, value, value)) for value in (200, 10, 90)]
+    options = {"lossless": True} if suffix == "webp" else {}
+    frames[0].save(loader.folder / f"a.{suffix}", save_all=True, append_images=frames[1:], **options)
+    assert examine(loader, f"a.{suffix}")["done"] == FIRST_FRAME
+    assert loader.read(f"a.{suffix}").getpixel((0, 0)) == (200, 200, 200)
+
+
+@pytest.mark.parametrize(("alpha", "done"), [(255, ""), (254, TRANSPARENT), (0, TRANSPARENT)])
+def test_transparency_is_reported_where_it_shows(alpha, done, loader):
+    Image.new("RGBA", (6, 4), (9, 9, 9, alpha)).save(loader.folder / "a.png")
+    assert examine(loader, "a.png")["done"] == done
+
+
+def test_decoding_depends_on_its_arguments_alone(loader):
+    DEEP["twelve.png"][0](loader.folder / "twelve.png")
+    content = (loader.folder / "twelve.png").read_bytes()
+    for pixel_range, expected in (("0..4095", [0, 1, 255]), ("0..65535", [0, 0, 16]), ("0..4095", [0, 1, 255])):
+        assert np.asarray(decode("any.png", content, LIMIT, "", pixel_range))[0, :, 0].tolist() == expected
 
 
 def test_crop_is_a_box_of_the_image(loader):
@@ -158,9 +370,6 @@ def test_no_content_stops_the_examination(suffix, data, tmp_path_factory):
 
 
 def png_with_header(width: int, height: int) -> bytes:
-    def chunk(name: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 99)) + chunk(b"IEND", b"")

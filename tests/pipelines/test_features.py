@@ -26,6 +26,7 @@ from mpfm_kedro.backbones.networks import random_network
 from mpfm_kedro.backbones.store import FeatureStore, StoreFolder, StoreWriter, extraction_code, row_keys
 from mpfm_kedro.backbones.weights import digest
 from mpfm_kedro.datasets.weights import BackboneWeights
+from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.parameters import FeatureParameters
 from mpfm_kedro.pipelines.features.nodes import extract_features, plan_views
@@ -66,6 +67,7 @@ SAMPLES = pd.DataFrame(
         "problem": ["", "damaged", "", "", "damaged"],
         "path": "path",
         "crop": "",
+        "pixel_range": "",
         "content_hash": "hash",
     }
 )
@@ -81,6 +83,44 @@ def test_only_training_normals_and_anomalies_get_further_views():
         ("d", "hflip"),
         ("d", "original"),
     ]
+
+
+def test_range_of_a_deep_image_is_part_of_its_content_and_eight_bits_stay_as_they_are():
+    few = parameters(cutmix_views=0, anomaly_views=["hflip"])
+    plain = plan_views(SAMPLES, SIZE, few)
+    assert set(row_keys(plain)) == {"hash||original", "hash||hflip"}
+    deep = plan_views(SAMPLES.assign(pixel_range=["0..1", "0..1", "0..1", "", "0..1"]), SIZE, few)
+    assert deep["pixel_range"].tolist() == ["0..1", "0..1", "", ""]
+    assert row_keys(deep).tolist() == ["hash@0..1||original"] * 2 + ["hash||original", "hash||hflip"]
+
+
+def test_samples_of_an_older_version_are_named():
+    with pytest.raises(InputError, match="kedro run --pipelines=ingestion"):
+        plan_views(SAMPLES.drop(columns="pixel_range"), SIZE, parameters())
+
+
+def test_deep_images_have_the_features_of_eight_bits_and_another_range_is_never_mistaken(images, weights, tmp_path):
+    eight = np.asarray(images.read("0.png"))
+    np.save(images.folder / "0.npy", eight / np.float32(255))
+    row = {"sample_id": "a", "path": "0.npy", "crop": "", "split": "test", "problem": "", "content_hash": "deep"}
+    samples = pd.DataFrame([row, row | {"path": "0.png", "sample_id": "b", "content_hash": "eight"}])
+
+    def pooled(pixel_range: str) -> np.ndarray:
+        views = plan_views(samples.assign(pixel_range=[pixel_range, ""]), SIZE, parameters())
+        features = extract_features(views, images, [weights], FeatureStore(tmp_path / "s"), "cpu", parameters())
+        return features.store.pooled[features.rows(["a", "b"])]
+
+    same, darker = pooled("0..1"), pooled("0..2")
+    np.testing.assert_array_equal(same[0], same[1])
+    np.testing.assert_array_equal(darker[1], same[1])
+    assert np.abs(darker[0] - same[0]).max() > 0.01
+
+
+def test_last_batch_may_have_one_image(images, weights, tmp_path):
+    """Eight views in batches of seven: a tensor of one position would index a string."""
+    views = plan(images).assign(image_size=SIZE).iloc[:8]
+    features = extract_features(views, images, [weights], FeatureStore(tmp_path / "s"), "cpu", parameters(batch_size=7))
+    assert sorted(features.store.keys()) == sorted(row_keys(views))
 
 
 def test_without_further_views_each_image_is_seen_once():
@@ -153,9 +193,9 @@ def reads(monkeypatch) -> list[str]:
     paths: list[str] = []
     read = ImageLoader.read
 
-    def count(self: ImageLoader, path: str, crop: str = "") -> Image.Image:
+    def count(self: ImageLoader, path: str, crop: str = "", pixel_range: str = "") -> Image.Image:
         paths.append(path)
-        return read(self, path, crop)
+        return read(self, path, crop, pixel_range)
 
     monkeypatch.setattr(ImageLoader, "read", count)
     return paths

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -168,7 +169,9 @@ def test_too_many_unreadable_images_are_an_error(own):
     with pytest.raises(InputError, match="1 of 24 images") as raised:
         ingest(own, STRICT)
     assert "good/03.png" in str(raised.value)
-    assert "max_unreadable_share" in str(raised.value)
+    assert "max_unreadable_share allows 1.0%. Remove or repair them" in str(raised.value)
+    (advice,) = re.findall(r"--params=ingestion\.max_unreadable_share=(\S+)", str(raised.value))
+    ingest(own, STRICT.model_copy(update={"max_unreadable_share": float(advice)}))
 
 
 def test_no_readable_image_is_an_error_whatever_is_allowed(own):
@@ -189,6 +192,55 @@ def test_converted_modes_are_reported(own, caplog):
     assert "2 images of pixel format RGBA are converted to RGB, for example good/01.png" in caplog.text
     assert "1 images of pixel format 1 are converted to RGB, for example dent/00.png" in caplog.text
     assert "pixel format L" not in caplog.text
+
+
+def save_deep(own: ImageLoader, scale: float, kind: type) -> None:
+    """All images again as grey TIFF with the last value of the scale in one of them."""
+    for file in sorted(own.folder.rglob("*.png")):
+        red = np.asarray(Image.open(file))[..., 0]
+        Image.fromarray((red / 7 * scale).astype(kind)).save(file.with_suffix(".tif"))
+        file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("highest", "kind", "expected"),
+    [(4000, np.uint16, "0..4095"), (0.9, np.float32, "0..1"), (250, np.int32, "0..255")],
+)
+def test_deep_images_get_one_range(highest, kind, expected, own, caplog):
+    save_deep(own, highest, kind)
+    draw(own.folder / "good" / "eight.png")
+    with caplog.at_level(logging.INFO):
+        samples = ingest(own, STRICT).set_index("sample_id")
+    assert samples["pixel_range"].pop("good/eight.png") == ""
+    assert set(samples["pixel_range"].drop("good/eight.png", errors="ignore")) == {expected}
+    lines = [line for line in caplog.messages if "are scaled" in line]
+    assert len(lines) == 1 and f"by the range {expected}" in lines[0] and f"to {highest:g}" in lines[0]
+    assert "converted to RGB" not in caplog.text
+
+
+def test_range_that_was_set_is_used_and_a_wrong_one_named_with_the_values(own):
+    save_deep(own, 4000, np.uint16)
+    given = STRICT.model_copy(update={"pixel_range": "0..8191"})
+    assert set(ingest(own, given)["pixel_range"]) == {"0..8191"}
+    for wrong in ("0..1023", "0..65535"):
+        with pytest.raises(InputError, match=f"{wrong}.* to 4000 were found"):
+            ingest(own, STRICT.model_copy(update={"pixel_range": wrong}))
+
+
+def test_images_of_eight_bits_have_no_range_whatever_is_set(own):
+    assert set(ingest(own, STRICT.model_copy(update={"pixel_range": "0..4095"}))["pixel_range"]) == {""}
+
+
+def test_what_decoding_did_is_said_once_for_all_images(own, caplog):
+    for number in range(3):
+        Image.new("RGBA", (6, 4), (9, number, 9, 100)).save(own.folder / "good" / f"0{number}.png")
+    frames = [Image.new("L", (6, 4), value) for value in (1, 2)]
+    frames[0].save(own.folder / "dent" / "pages.tif", save_all=True, append_images=frames[1:])
+    with caplog.at_level(logging.WARNING):
+        ingest(own, STRICT)
+    assert caplog.messages.count("3 images: transparent pixels become black, for example good/00.png") == 1
+    assert sum("transparent" in line for line in caplog.messages) == 1
+    assert "1 images: only the first of several frames is used, for example dent/pages.tif" in caplog.messages
 
 
 def checked(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:

@@ -10,7 +10,8 @@ import pytest
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.sources import SOURCES, get_source
 from mpfm_kedro.sources.fetching import fetch
-from mpfm_kedro.sources.samples import IMAGE_SUFFIXES, LISTED
+from mpfm_kedro.sources.layout import IMAGE_SUFFIXES
+from mpfm_kedro.sources.samples import LISTED
 
 NAMES = sorted(set(SOURCES) - {"synthetic"})  # its images are drawn, it has no layout of its own to check
 

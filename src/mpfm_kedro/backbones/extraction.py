@@ -124,13 +124,13 @@ def _last_of_each(sides: Mapping[str, int]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class ViewImages(Dataset):
-    """Decoded, augmented and resized images of a table of views (path, crop, view, content_hash).
+    """Decoded, augmented and resized images of a table of views (path, crop, pixel_range, view, content_hash).
 
-    ``read(path, crop)`` gives an image or crop as RGB.
+    ``read(path, crop, pixel_range)`` gives an image or crop as RGB.
     """
 
     views: pd.DataFrame
-    read: Callable[[str, str], Image.Image]
+    read: Callable[[str, str, str], Image.Image]
     image_size: int
 
     def __len__(self) -> int:
@@ -138,8 +138,9 @@ class ViewImages(Dataset):
 
     def __getitem__(self, i: int) -> tuple[int, Tensor]:
         """The position in the table and the image (3, S, S) of bytes."""
-        path, crop, view, content_hash = self.views[["path", "crop", "view", "content_hash"]].iloc[i]
-        image = apply_view(self.read(path, crop), view, content_hash, crop)
+        row = self.views.iloc[i]
+        image = self.read(row["path"], row["crop"], row.get("pixel_range", ""))
+        image = apply_view(image, row["view"], row["content_hash"], row["crop"])
         image = image.resize((self.image_size, self.image_size), Image.Resampling.BILINEAR)
         return i, torch.from_numpy(np.array(image)).permute(2, 0, 1)
 

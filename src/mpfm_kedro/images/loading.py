@@ -15,29 +15,55 @@ import pandas as pd
 from PIL import Image
 
 from mpfm_kedro.files import replacing
-from mpfm_kedro.images.decoding import cut, decode, open_image, to_rgb
+from mpfm_kedro.images.decoding import Pixels, cut, decode, is_transparent, open_image, scale, to_rgb
 from mpfm_kedro.progress import progress
 from mpfm_kedro.sources.samples import CHECKED
 
 FILE = ["folder", "path", "crop", "size", "modified"]
-KINDS: dict[str, Any] = dict.fromkeys(CHECKED, "str") | {"width": "int64", "height": "int64"}
+NUMBERS = {"width": "int64", "height": "int64", "lowest": "float64", "highest": "float64"}
+KINDS: dict[str, Any] = dict.fromkeys(CHECKED, "str") | NUMBERS
+TRANSPARENT = "transparent pixels become black"
 FILES_IN_ONE_PIECE = 64
 DHASH_SIDE = 16
 THUMBNAIL = 160
 
 
-def dhash(image: Image.Image) -> str:
+def dhash(pixels: Pixels, crop: str = "") -> str:
     """Difference hash: whether each of 16×16 areas is darker than its right neighbour, 256 bits in hex.
 
     Copies that were scaled or compressed again differ in few bits. An image of one colour has no such bits, and
-    would be like every other one: it gets "".
+    would be like every other one: it gets "". Deep values are scaled by those of the image: no hash depends on others.
     """
-    grey = image if image.mode == "L" else to_rgb(image).convert("L")
+    if isinstance(pixels, Image.Image):
+        part = cut(pixels, crop)
+        grey = part if part.mode == "L" else to_rgb(part).convert("L")
+    elif pixels.min() == pixels.max():
+        return ""
+    else:
+        grey = cut(scale(pixels, float(pixels.min()), float(pixels.max())), crop).convert("L")
     darkest, lightest = grey.getextrema()
     if darkest == lightest:
         return ""
     areas = np.asarray(grey.resize((DHASH_SIDE + 1, DHASH_SIDE), Image.Resampling.BOX))
     return np.packbits(areas[:, 1:] > areas[:, :-1]).tobytes().hex()
+
+
+def describe(pixels: Pixels, done: Sequence[str]) -> dict[str, Any]:
+    """Size, pixel format, values and what was done, as ``CHECKED`` names them."""
+    if isinstance(pixels, np.ndarray):
+        colours = " RGB" if pixels.ndim == 3 else ""
+        return {
+            "width": pixels.shape[1],
+            "height": pixels.shape[0],
+            "pixel_format": f"{pixels.dtype.name}{colours}",
+            "lowest": float(pixels.min()),
+            "highest": float(pixels.max()),
+            "deep": "float" if pixels.dtype.kind == "f" else "integer",
+            "done": "|".join(done),
+        }
+    blended = is_transparent(pixels) and bool(np.asarray(pixels.convert("RGBA"))[..., 3].min() < 255)
+    size = {"width": pixels.width, "height": pixels.height, "pixel_format": pixels.mode}
+    return size | {"lowest": 0.0, "highest": 255.0, "deep": "", "done": "|".join([*done, *[TRANSPARENT] * blended])}
 
 
 @dataclass(frozen=True)
@@ -52,15 +78,16 @@ class ImageLoader:
     max_pixels: int
     memory: Path
 
-    def read(self, path: str, crop: str = "") -> Image.Image:
-        """One image, or a crop of it, as RGB."""
-        return decode(path, (self.folder / path).read_bytes(), self.max_pixels, crop)
+    def read(self, path: str, crop: str = "", pixel_range: str = "") -> Image.Image:
+        """One image, or a crop of it, as RGB; a deep one is scaled by ``pixel_range``."""
+        return decode(path, (self.folder / path).read_bytes(), self.max_pixels, crop, pixel_range)
 
-    def thumbnail(self, path: str, crop: str, content_hash: str) -> Image.Image:
+    def thumbnail(self, path: str, crop: str, content_hash: str, pixel_range: str = "") -> Image.Image:
         """A small copy of an image or crop, cached beside the memory."""
-        cached = self.memory.with_name("thumbnails") / f"{content_hash}{crop and '-'}{crop}.png"
+        name = "-".join(part for part in (content_hash, crop, pixel_range) if part)
+        cached = self.memory.with_name("thumbnails") / f"{name}.png"
         if not cached.is_file():
-            small = self.read(path, crop)
+            small = self.read(path, crop, pixel_range)
             small.thumbnail((THUMBNAIL, THUMBNAIL))
             with replacing(cached) as partial:
                 small.save(partial, format="png")
@@ -69,14 +96,13 @@ class ImageLoader:
 
     def examine_crops(self, path: str, crops: Sequence[str]) -> list[dict[str, Any]]:
         """What ``CHECKED`` names, of crops of one file; for an unusable file also its problem."""
-        result: dict[str, Any] = dict.fromkeys(CHECKED, "") | {"width": 0, "height": 0}
+        result: dict[str, Any] = dict.fromkeys(CHECKED, "") | dict.fromkeys(NUMBERS, 0)
         try:
             content = (self.folder / path).read_bytes()
             result["content_hash"] = hashlib.sha256(content).hexdigest()
-            image = open_image(path, content, self.max_pixels)
-            result |= {"width": image.width, "height": image.height, "pixel_format": image.mode}
-            image.load()
-            return [result | {"dhash": dhash(cut(image, crop))} for crop in crops]
+            pixels, done = open_image(path, content, self.max_pixels)
+            result |= describe(pixels, done)
+            return [result | {"dhash": dhash(pixels, crop)} for crop in crops]
         except (OSError, SyntaxError, ValueError, TypeError) as error:
             return [result | {"problem": f"{type(error).__name__}: {error}"} for _ in crops]
 

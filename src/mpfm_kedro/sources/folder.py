@@ -17,9 +17,16 @@ from typing import Any
 import pandas as pd
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.sources.layout import find_folder, refuse_others, required_folder, required_images, subfolders
+from mpfm_kedro.sources.layout import (
+    find_folder,
+    image_files,
+    refuse_others,
+    required_folder,
+    required_images,
+    subfolders,
+)
 from mpfm_kedro.sources.masks import check_mask_size
-from mpfm_kedro.sources.samples import image_files, sample, sample_table
+from mpfm_kedro.sources.samples import sample, sample_table
 from mpfm_kedro.sources.source import Source
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,18 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.sources.samples import IMAGE_SUFFIXES, image_files
 
 logger = logging.getLogger(__name__)
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".npy"}
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The visible images directly in a folder, sorted, whatever the case of their suffix."""
+    return sorted(
+        file
+        for file in folder.iterdir()
+        if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".") and file.is_file()
+    )
 
 
 def subfolders(folder: Path) -> list[Path]:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.sources.layout import class_folders, find_folder, required_folder
+from mpfm_kedro.sources.layout import class_folders, find_folder, image_files, required_folder
 from mpfm_kedro.sources.masks import check_mask_size
-from mpfm_kedro.sources.samples import image_files, sample, sample_table
+from mpfm_kedro.sources.samples import sample, sample_table
 from mpfm_kedro.sources.source import Counts, Source
 
 logger = logging.getLogger(__name__)

@@ -7,14 +7,15 @@ Columns as a source lists them (``LISTED``):
     label (0 normal, 1 anomaly),
     defect_class ("" for normals), split (train | test for normals of a source with its own split, "" where
     ingestion splits them), group (the physical item: samples of one group are not independent).
-Ingestion adds ``CHECKED``: content_hash, width, height, pixel_format, problem ("" for a usable image) and dhash
-(perceptual hash of the crop; "" for an image of one colour, or an unreadable one).
+Ingestion adds ``CHECKED``: content_hash, width, height, pixel_format, problem ("" for a usable image), dhash
+(perceptual hash of the crop; "" for an image of one colour, or an unreadable one), lowest and highest value (0 and 255
+for eight bits), deep ("" for eight bits, else integer or float) and done (what decoding did to it, joined with "|");
+and pixel_range ("low..high", what a deep image is scaled by, the same for all of them; "" for eight bits).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -22,8 +23,7 @@ import pandas as pd
 from mpfm_kedro.errors import InputError
 
 LISTED = ["dataset", "category", "sample_id", "path", "crop", "mask_path", "label", "defect_class", "split", "group"]
-CHECKED = ["content_hash", "width", "height", "pixel_format", "problem", "dhash"]
-IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".npy"}
+CHECKED = ["content_hash", "width", "height", "pixel_format", "problem", "dhash", "lowest", "highest", "deep", "done"]
 
 
 def sample(dataset: str, path: str, label: int, defect_class: str = "", **more: str) -> dict[str, Any]:
@@ -43,15 +43,6 @@ def sample_table(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     if len(repeated):
         raise InputError(f"Sample id listed twice: {repeated.iloc[0]}")
     return table
-
-
-def image_files(folder: Path) -> list[Path]:
-    """The visible images directly in a folder, sorted, whatever the case of their suffix."""
-    return sorted(
-        file
-        for file in folder.iterdir()
-        if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".") and file.is_file()
-    )
 
 
 def parse_crop(crop: str) -> tuple[int, int, int, int] | None:

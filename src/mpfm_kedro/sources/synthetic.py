@@ -13,7 +13,8 @@ import pandas as pd
 from PIL import Image
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.sources.samples import image_files, sample, sample_table
+from mpfm_kedro.sources.layout import image_files
+from mpfm_kedro.sources.samples import sample, sample_table
 from mpfm_kedro.sources.source import Counts, Source
 
 NAME = "synthetic"

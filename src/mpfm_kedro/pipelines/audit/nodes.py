@@ -12,7 +12,7 @@ from mpfm_kedro.sources.repeats import DROPPED, content, unreadable
 
 logger = logging.getLogger(__name__)
 REPEATED = ["set", "kind", "category", "split", "label", "defect_class", "sample_id", "path", "crop", "group"]
-REPEATED += ["content_hash", "problem"]
+REPEATED += ["content_hash", "pixel_range", "problem"]
 AUDIT = ["finding", "where", "sets", "images", "repeats", "detail"]
 SPLITS = ["train", "test", "anomaly"]
 
@@ -34,7 +34,7 @@ def find_repeats(samples: pd.DataFrame) -> pd.DataFrame:
     tables = [_members(seen, exact, "exact"), *(_members(seen, sets, "near") for sets in near)]
     repeated = pd.concat(tables, ignore_index=True)
     repeated["set"] = repeated["kind"] + " " + _numbers(repeated).astype(str)
-    return repeated[REPEATED]
+    return repeated.reindex(columns=REPEATED, fill_value="")
 
 
 def _members(samples: pd.DataFrame, sets: pd.Series, kind: str) -> pd.DataFrame:

@@ -68,5 +68,6 @@ def _grid(rows: int, columns: int, title_lines: int = 1) -> tuple[np.ndarray, Fi
 
 
 def _show(axis: Axes, sample: pd.Series, images: ImageLoader, title: str) -> None:
-    axis.imshow(images.thumbnail(sample["path"], sample["crop"], sample["content_hash"]))
+    named = sample["path"], sample["crop"], sample["content_hash"]
+    axis.imshow(images.thumbnail(*named, sample.get("pixel_range", "")))
     axis.set_title(title, fontsize=6, pad=2)

@@ -13,6 +13,7 @@ import pandas as pd
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.backbones.store import KEY, FeatureSpec, FeatureStore, extraction_code, extraction_libraries, row_keys
 from mpfm_kedro.datasets.weights import BackboneWeights
+from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.views import CUTMIX, ORIGINAL
 from mpfm_kedro.parallel import torch_device
@@ -32,15 +33,19 @@ def plan_views(samples: pd.DataFrame, image_size: Any, parameters: FeatureParame
     """One row per image that the backbone will see, with the size in pixels (``auto``: chosen here).
 
     The original of every readable sample; CutMix pseudo-anomalies of training normals; augmented views of anomalies,
-    any of which may become a known one.
+    any of which may become a known one. A deep image is another one in another range: its content names both.
     """
+    if "pixel_range" not in samples:
+        raise InputError("The stored samples are of another version; replace them with kedro run --pipelines=ingestion")
     readable = samples[samples["problem"] == ""]
+    scaled = ("@" + readable["pixel_range"]).where(readable["pixel_range"] != "", "")
+    readable = readable.assign(content_hash=readable["content_hash"] + scaled)
     train, anomalies = readable[readable["split"] == "train"], readable[readable["split"] == "anomaly"]
     size = fitting_size(train) if image_size == AUTO else image_size
     plan = [(readable, ORIGINAL)]
     plan += [(train, f"{CUTMIX}{number}") for number in range(parameters.cutmix_views)]
     plan += [(anomalies, view) for view in parameters.anomaly_views]
-    columns = ["sample_id", "path", "crop", "content_hash"]
+    columns = ["sample_id", "path", "crop", "pixel_range", "content_hash"]
     return pd.concat([part[columns].assign(view=view, image_size=size) for part, view in plan], ignore_index=True)
 
 
@@ -94,7 +99,7 @@ def _extract(
             dataset = ViewImages(new, images.read, spec.image_size)
             with progress("Features", len(new), "images") as bar:
                 for batch in extract(backbone, dataset, parameters, torch_device(device)):
-                    writer.append(names[batch.positions].tolist(), batch.pooled.numpy(), batch.maps.numpy())
+                    writer.append(names[batch.positions.numpy()].tolist(), batch.pooled.numpy(), batch.maps.numpy())
                     bar.advance(len(batch.positions))
     return Features.locate(views, folder)
 

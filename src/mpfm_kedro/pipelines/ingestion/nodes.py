@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 
 import numpy as np
@@ -11,6 +12,7 @@ from sklearn.model_selection import GroupShuffleSplit, train_test_split
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
+from mpfm_kedro.images.ranges import find_range
 from mpfm_kedro.parameters import IngestionParameters
 from mpfm_kedro.sources import get_source
 from mpfm_kedro.sources.repeats import DROPPED, content, joined_groups
@@ -49,7 +51,10 @@ def list_samples(images: ImageLoader, category: str, parameters: IngestionParame
 
 
 def check_images(listed: pd.DataFrame, images: ImageLoader, parameters: IngestionParameters) -> pd.DataFrame:
-    """Read every image once: content and perceptual hash, size, pixel format; name the ones that cannot be used."""
+    """Read every image once: content and perceptual hash, size, pixel format; name the ones that cannot be used.
+
+    Images deeper than eight bits get one range of values, by which all of them will be scaled.
+    """
     checks = images.examine_all(listed["path"].tolist(), os.cpu_count() or 1, listed["crop"].tolist())
     samples = pd.concat([listed.reset_index(drop=True), checks.reset_index(drop=True)], axis=1)
     bad = samples[samples["problem"] != ""]
@@ -60,18 +65,29 @@ def check_images(listed: pd.DataFrame, images: ImageLoader, parameters: Ingestio
     if len(bad) > parameters.max_unreadable_share * len(samples):
         raise InputError(
             f"{len(bad)} of {len(samples)} images in {images.folder} cannot be read, for example "
-            f"{bad['path'].iloc[0]} ({bad['problem'].iloc[0]}); "
-            f"ingestion.max_unreadable_share allows {parameters.max_unreadable_share:.1%}"
+            f"{bad['path'].iloc[0]} ({bad['problem'].iloc[0]}); ingestion.max_unreadable_share allows "
+            f"{parameters.max_unreadable_share:.1%}. Remove or repair them, or continue without them: "
+            f"--params=ingestion.max_unreadable_share={math.ceil(100 * len(bad) / len(samples)) / 100:g}"
         )
-    converted = samples[(samples["problem"] == "") & ~samples["pixel_format"].isin(PLAIN_FORMATS)]
+    usable = samples[samples["problem"] == ""]
+    pixel_range = find_range(usable, parameters.pixel_range)
+    _report_decoding(usable, pixel_range)
+    return samples.assign(pixel_range=np.where((samples["deep"] != "") & (samples["problem"] == ""), pixel_range, ""))
+
+
+def _report_decoding(samples: pd.DataFrame, pixel_range: str) -> None:
+    """One line for each thing that was done to some images and that their owner may not expect."""
+    deep = samples["deep"] != ""
+    for pixel_format, part in samples[deep].groupby("pixel_format"):
+        message = "%d images of %s with values from %g to %g are scaled by the range %s (ingestion.pixel_range)"
+        logger.info(message, len(part), pixel_format, part["lowest"].min(), part["highest"].max(), pixel_range)
+    converted = samples[~deep & ~samples["pixel_format"].isin(PLAIN_FORMATS)]
     for pixel_format, part in converted.groupby("pixel_format"):
-        logger.warning(
-            "%d images of pixel format %s are converted to RGB, for example %s",
-            len(part),
-            pixel_format,
-            part["path"].iloc[0],
-        )
-    return samples
+        message = "%d images of pixel format %s are converted to RGB, for example %s"
+        logger.warning(message, len(part), pixel_format, part["path"].iloc[0])
+    done = samples.assign(done=samples["done"].str.split("|")).explode("done")
+    for what, part in done[done["done"] != ""].groupby("done"):
+        logger.warning("%d images: %s, for example %s", len(part), what, part["path"].iloc[0])
 
 
 def split_normals(checked: pd.DataFrame, group_split: bool = False) -> pd.DataFrame:
