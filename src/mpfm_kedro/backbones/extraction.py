@@ -141,8 +141,13 @@ class ViewImages(Dataset):
         row = self.views.iloc[i]
         image = self.read(row["path"], row["crop"], row.get("pixel_range", ""))
         image = apply_view(image, row["view"], row["content_hash"], row["crop"])
-        image = image.resize((self.image_size, self.image_size), Image.Resampling.BILINEAR)
-        return i, torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        return i, to_pixels(image, self.image_size)
+
+
+def to_pixels(image: Image.Image, image_size: int) -> Tensor:
+    """An RGB image as the backbone reads it: resized to S × S pixels, (3, S, S) of bytes."""
+    resized = image.resize((image_size, image_size), Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,163 @@
+"""A production model from fitted pieces: what it says of unseen normals, a gallery, a card."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from mpfm_kedro.backbones.features import Features
+from mpfm_kedro.detectors.base import Artefact, TrainingData
+from mpfm_kedro.detectors.mpfm.detector import FittedMPFM, keep_final, load, load_left_out
+from mpfm_kedro.experiments.run_data import select, training_data
+from mpfm_kedro.images.loading import ImageLoader
+from mpfm_kedro.images.position_maps import smooth_maps
+from mpfm_kedro.images.views import ORIGINAL
+from mpfm_kedro.inspection.heat_maps import find_limits
+from mpfm_kedro.inspection.model import FORMAT, Calibration, Gallery, Model
+from mpfm_kedro.inspection.thresholds import describe, miss_rate, promise
+from mpfm_kedro.provenance import code_revision, library_versions
+from mpfm_kedro.sources import get_source
+from mpfm_kedro.sources.repeats import joined_groups
+
+MOST_MAPS = 1000  # of unseen normals, that the scale of heat maps rests on
+MOST_IN_GALLERY = 1000  # normals, and as many anomalies
+THUMBNAIL = 96
+LICENCES = {
+    "resnet18": "BSD-3-Clause (torchvision), trained on ImageNet",
+    "dinov2_vits14": "Apache-2.0 (Meta AI)",
+}
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a production model is made from.
+
+    Args:
+        run: the production run: all normals and all known anomalies.
+        pieces: of the fitted detector.
+        features: of all samples.
+        samples: the sample table.
+        images: their loader.
+        weights: of each backbone.
+    """
+
+    run: dict[str, Any]
+    pieces: dict[str, Artefact]
+    features: Features
+    samples: pd.DataFrame
+    images: ImageLoader
+    weights: Sequence[Mapping[str, Tensor]]
+
+
+def make_model(
+    fitted: Fitted,
+    false_alarm_rate: float,
+    confidence: float,
+    evaluation: dict[str, Any],
+    learned: list[dict[str, Any]],
+    device: torch.device,
+) -> Model:
+    """The production model with its card; what is promised rests on detectors of cross-fitting."""
+    data = training_data(fitted.run, fitted.features)
+    calibration, limits = calibrate(fitted, data, device)
+    detector = load(fitted.pieces, device)
+    card = describe_model(fitted, evaluation, learned) | {"heat_map": dict(zip(("low", "high"), limits, strict=True))}
+    card |= describe_promise(calibration, false_alarm_rate, confidence)
+    weights = [dict(each) for each in fitted.weights]
+    first = detector if isinstance(detector, FittedMPFM) else detector.detectors[0]
+    return Model(card, keep_final(fitted.pieces), weights, calibration, make_gallery(fitted, first))
+
+
+def calibrate(fitted: Fitted, data: TrainingData, device: torch.device) -> tuple[Calibration, tuple[float, float]]:
+    """Scores of unseen normals and anomalies, and the limits of heat maps: percentiles of the unseen normals'."""
+    left_out = load_left_out(fitted.pieces, device)
+    items = dict(zip(fitted.samples["sample_id"], joined_groups(fitted.samples), strict=True))
+    of_normals = np.array([items[sample] for sample in fitted.run["train_normals"]])
+    scores, owners, anomalies, maps = [], [], [np.empty(0)], []
+    share = min(1.0, MOST_MAPS / max(1, sum(len(each.normals) for each in left_out)))
+    for each in left_out:
+        found, positions = each.detector.inspect(data.normals.take(each.normals))
+        scores.append(found.score)
+        owners.append(of_normals[each.normals])
+        maps.append(smooth_maps(positions[: max(1, round(share * len(positions)))]).ravel())
+        originals = each.anomalies[each.anomalies < data.n_known]
+        anomalies.append(each.detector.score_samples(data.anomalies.take(originals)).score)
+    limits = find_limits(np.concatenate(maps))
+    return Calibration(np.concatenate(scores), np.concatenate(owners), np.concatenate(anomalies)), limits
+
+
+def describe_promise(calibration: Calibration, false_alarm_rate: float, confidence: float) -> dict[str, Any]:
+    """What the card says of thresholds: for one rate here, for any other from the calibration."""
+    promised = promise(calibration.normal_scores, false_alarm_rate, confidence, calibration.normal_items)
+    known = calibration.anomaly_scores
+    missed = miss_rate(known, promised.defective, confidence) if len(known) else None
+    return {
+        "promise": asdict(promised),
+        "misses": asdict(missed) if missed else None,
+        "promise_in_words": describe(promised, missed),
+    }
+
+
+def describe_model(fitted: Fitted, evaluation: dict[str, Any], learned: list[dict[str, Any]]) -> dict[str, Any]:
+    """The card: what the model is, what it was made from and how images are prepared for it."""
+    run, samples = fitted.run, fitted.samples
+    known = samples[samples["sample_id"].isin(run["known_anomalies"])]
+    ranges = sorted(set(samples["pixel_range"]) - {""})
+    return {
+        "format": FORMAT,
+        "dataset": run["dataset"],
+        "category": run["category"],
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "revision": code_revision(),
+        "libraries": library_versions(),
+        "data": {
+            "digest": fitted.features.digest,
+            "normals": len(run["train_normals"]),
+            "anomalies": len(run["known_anomalies"]),
+            "classes": {str(name): int(number) for name, number in known["defect_class"].value_counts().items()},
+            "licence": get_source(run["dataset"]).licence,
+        },
+        "parameters": {name: piece.details["parameters"] for name, piece in fitted.pieces.items()},
+        "seed": run["seed"],
+        "pixel_range": ranges[0] if ranges else "",
+        "backbones": [
+            asdict(spec) | {"licence": LICENCES.get(spec.backbone, "see where the weights come from")}
+            for spec in fitted.features.specs
+        ],
+        "evaluation": evaluation,
+        "learned": learned,
+    }
+
+
+def make_gallery(fitted: Fitted, detector: FittedMPFM) -> Gallery:
+    """Some of the normals and some of the known anomalies, evenly over all."""
+    chosen = [*_evenly(fitted.run["train_normals"]), *_evenly(fitted.run["known_anomalies"])]
+    table = fitted.samples.set_index("sample_id").loc[chosen]
+    thumbnails = [
+        _jpeg(fitted.images, *values) for values in table[["path", "crop", "content_hash", "pixel_range"]].to_numpy()
+    ]
+    shown = pd.DataFrame({"sample_id": chosen, "defect_class": table["defect_class"].tolist(), "thumbnail": thumbnails})
+    rows = select(fitted.features, np.array(chosen), [ORIGINAL]).of_backbone(0)
+    return Gallery(shown, detector.closed_form.standardiser.z(rows).astype(np.float32))
+
+
+def _evenly(names: Sequence[str]) -> list[str]:
+    places = np.linspace(0, len(names) - 1, min(len(names), MOST_IN_GALLERY)).round().astype(int)
+    return [names[place] for place in places]
+
+
+def _jpeg(images: ImageLoader, path: str, crop: str, content_hash: str, pixel_range: str) -> bytes:
+    small = images.thumbnail(path, crop, content_hash, pixel_range)
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    content = io.BytesIO()
+    small.save(content, format="jpeg", quality=85)
+    return content.getvalue()
+
