@@ -57,6 +57,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
     def _with_absolute_paths(self, parameters: dict[str, Any]) -> dict[str, Any]:
         features = parameters.get("features") or {}
         paths = [(parameters, "data_root", input_path), (parameters, "output_root", output_path)]
+        paths += [(parameters, "images", input_path)]
         for group, name, absolute in [*paths, (features, "weights_file", input_path)]:
             if isinstance(group, dict) and group.get(name) and isinstance(group[name], str):
                 group[name] = str(absolute(group[name], self.project))

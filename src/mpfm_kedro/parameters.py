@@ -139,6 +139,16 @@ class SensitivityParameters(Group):
     mim_weight: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1), BeforeValidator(_in_list)]
 
 
+class InspectionParameters(Group):
+    """How a production model is fitted and used."""
+
+    false_alarm_rate: Annotated[float, Field(gt=0, lt=1)]
+    confidence: Annotated[float, Field(ge=0.5, lt=1)]
+    unseen_normals: Count
+    overlays: Literal["flagged", "all", "none"]
+    workers: Annotated[int, Field(ge=0)]
+
+
 class ComputeParameters(Group):
     """Where tasks run: in processes of this machine, or on a Dask cluster."""
 
@@ -169,6 +179,9 @@ class Parameters(Group):
     training: TrainingParameters
     comparison: ComparisonParameters
     sensitivity: SensitivityParameters
+    inspection: InspectionParameters
+    images: str | None
+    label: Literal["anomaly", "normal"] | None
     compute: ComputeParameters
 
 

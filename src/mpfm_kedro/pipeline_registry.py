@@ -10,9 +10,12 @@ from mpfm_kedro.pipelines import (
     comparison,
     datasets,
     features,
+    fit,
     general_setting,
     hard_setting,
     ingestion,
+    learn,
+    predict,
     sensitivity,
 )
 
@@ -29,5 +32,8 @@ def register_pipelines() -> dict[str, Pipeline]:
         "comparison": comparison.create_pipeline(),
         "ablation": ablation.create_pipeline(),
         "sensitivity": sensitivity.create_pipeline(),
+        "fit": fit.create_pipeline(),
+        "predict": predict.create_pipeline(),
+        "learn": learn.create_pipeline(),
     }
     return {**pipelines, "__default__": pipelines["hard_setting"]}

@@ -21,6 +21,7 @@ from mpfm_kedro.sources.repeats import joined_groups
 
 logger = logging.getLogger(__name__)
 POOL = 10
+PRODUCTION, LEARNING = "production", "learning"
 MIN_CLASS_SIZE = 10
 Items = Mapping[str, int]
 
@@ -125,6 +126,49 @@ def make_study_runs(
         logger.warning("General setting only: %s", error)
     runs = pd.concat(tables, ignore_index=True)
     return runs.assign(run=runs["setting"] + "-" + runs["run"])
+
+
+def make_production_run(samples: pd.DataFrame, seed: int) -> pd.DataFrame:
+    """The one run of a production model: it learns from all normals and all anomalies, and nothing is tested.
+
+    Raises:
+        InputError: There are several categories; each needs a model of its own.
+    """
+    readable = _readable(samples)
+    categories = sorted(readable["category"].unique())
+    if len(categories) > 1:
+        names = ", ".join(categories)
+        raise InputError(f"A model is for one category: choose one with --params=category=…; there are {names}")
+    known = _ids(readable, "anomaly")
+    run = _run(readable, PRODUCTION, "", len(known), seed, known, [], None)
+    return _run_table([run | {"run": PRODUCTION}])
+
+
+def make_learning_runs(samples: pd.DataFrame, learned: pd.DataFrame, seed: int) -> pd.DataFrame:
+    """The general setting before and after some images were learned, both tested on the same images.
+
+    Args:
+        samples: the sample table with its split.
+        learned: images that were learned: sample_id, label and content_hash; what shows the same is not tested.
+        seed: of the draw of the other known anomalies.
+    """
+    (before,) = records(make_general_runs(samples, POOL, 1, seed))
+    shown = samples.set_index("sample_id")["content_hash"]
+    taken = set(learned["content_hash"])
+    tests = {
+        kind: [one for one in before[kind] if shown[one] not in taken] for kind in ("test_normals", "test_anomalies")
+    }
+    kept = {
+        kind: [one for one in before[kind] if shown[one] not in taken] for kind in ("train_normals", "known_anomalies")
+    }
+    normal = learned["label"] == 0
+    after = {
+        "train_normals": [*kept["train_normals"], *learned["sample_id"][normal]],
+        "known_anomalies": [*kept["known_anomalies"], *learned["sample_id"][~normal]],
+    }
+    common = before | tests | {"setting": LEARNING}
+    named = {"before": kept, "after": after}
+    return _run_table([common | own | {"run": name, "known_class": name} for name, own in named.items()])
 
 
 def _run_table(rows: list[dict[str, Any]]) -> pd.DataFrame:

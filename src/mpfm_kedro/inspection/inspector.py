@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -80,8 +79,8 @@ class Likeness:
 
     sample_id: str
     defect_class: str
-    distance: float
     thumbnail: bytes = field(repr=False)
+    distance: float
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class Inspector:
             for spec, weights in zip(self._specs, model.backbones, strict=True)
         ]
         self._detector = load(model.detector, self.device)
-        self._normals = item_scores(model.calibration.normal_scores, model.calibration.normal_items)
+        self.normal_scores = item_scores(model.calibration.normal_scores, model.calibration.normal_items)
         stated = self.card["promise"]
         self.promise = self.promised(stated["rate"], stated["confidence"])
 
@@ -121,7 +120,7 @@ class Inspector:
 
     def promised(self, rate: float, confidence: float) -> Promise:
         """The thresholds of another false-alarm rate; nothing is trained again."""
-        return promise(self._normals, rate, confidence)
+        return promise(self.normal_scores, rate, confidence)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -164,7 +163,7 @@ class Inspector:
         shares = first.calibration.standardise(scores.parts, scores.mode) * (SIGNS * first.calibration.weight)
         z = first.closed_form.standardiser.z(rows)
         decisions = decide(scores.score, promised or self.promise)
-        p = p_values(scores.score, self._normals)
+        p = p_values(scores.score, self.normal_scores)
         return [
             Prediction(
                 score=float(scores.score[i]),
@@ -186,15 +185,16 @@ class Inspector:
         return overlay(read_image(image, self.card["pixel_range"]), prediction.heat_map)
 
     def explain(self, prediction: Prediction, nearest: int = NEAREST) -> tuple[list[Likeness], list[Likeness]]:
-        """The nearest normals and the nearest known anomaly among those in the model's gallery, by the distance of z."""
+        """The nearest normals and the nearest known anomaly of the model's gallery, by the distance of z."""
         gallery = self.model.gallery
         distance = np.linalg.norm(gallery.z - prediction.z, axis=1) / np.sqrt(gallery.z.shape[1])
         order = np.argsort(distance, kind="stable")
         normal = (gallery.table["defect_class"] == "").to_numpy()
         found = []
         for own, number in ((order[normal[order]], nearest), (order[~normal[order]], 1)):
-            rows = gallery.table.iloc[own[:number]].to_dict("records")
-            found.append([Likeness(**row, distance=float(distance[i])) for row, i in zip(rows, own, strict=False)])
+            columns = (gallery.table[name].iloc[own[:number]] for name in ("sample_id", "defect_class", "thumbnail"))
+            rows = zip(*columns, distance[own[:number]].tolist(), strict=True)
+            found.append([Likeness(*row) for row in rows])
         return found[0], found[1]
 
     @property
@@ -239,6 +239,3 @@ def _from_array(array: np.ndarray) -> Pixels:
     if array.dtype.kind not in "uif":
         raise UnusableImageError(f"values of {array.dtype}; they must be integers or floating point")
     return array[..., :3] if array.ndim == 3 else array
-
-
-__all__: list[Any] = ["Inspector", "Prediction"]

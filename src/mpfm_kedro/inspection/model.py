@@ -19,18 +19,19 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from mpfm_kedro.detectors.base import Artefact
 from mpfm_kedro.detectors.pieces import piece_name
 from mpfm_kedro.errors import InputError
+
+if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
+    from torch import Tensor
+
+    from mpfm_kedro.detectors.base import Artefact
 
 FORMAT = 1
 CARD, DETECTOR, CALIBRATION = "card.json", "detector.safetensors", "calibration.safetensors"
@@ -79,6 +80,9 @@ class Model:
 
 def save_model(model: Model, folder: Path, like: Path | None = None) -> None:
     """Write a model folder in one step; files that are the same in the folder ``like`` share its disk blocks."""
+    import torch
+    from safetensors.torch import save_file
+
     partial = folder.with_name(f".{os.getpid()}.{folder.name}")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -86,7 +90,9 @@ def save_model(model: Model, folder: Path, like: Path | None = None) -> None:
         _save_artefacts(model.detector, partial / DETECTOR)
         for number, weights in enumerate(model.backbones):
             save_file({name: value.contiguous() for name, value in weights.items()}, partial / backbone_file(number))
-        arrays = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in vars(model.calibration).items()}
+        arrays = {
+            name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in vars(model.calibration).items()
+        }
         save_file(arrays, partial / CALIBRATION)
         save_file({"z": torch.from_numpy(model.gallery.z).half()}, partial / GALLERY_FEATURES)
         model.gallery.table.to_parquet(partial / GALLERY)
@@ -136,6 +142,8 @@ def check_files(folder: Path, card: Mapping[str, Any]) -> None:
 
 def load_model(folder: Path) -> Model:
     """The model of a folder, after its files were checked."""
+    from safetensors.torch import load_file
+
     card = read_card(folder)
     check_files(folder, card)
     arrays = {name: value.numpy() for name, value in load_file(folder / CALIBRATION).items()}
@@ -170,12 +178,18 @@ def backbone_file(number: int) -> str:
 
 
 def _save_artefacts(artefacts: Mapping[str, Artefact], path: Path) -> None:
+    from safetensors.torch import save_file
+
     tensors = {f"{name}/{key}": value for name, own in artefacts.items() for key, value in own.tensors.items()}
     details = json.dumps({name: own.details for name, own in artefacts.items()})
     save_file({name: value.contiguous() for name, value in tensors.items()}, path, metadata={"details": details})
 
 
 def _load_artefacts(path: Path) -> dict[str, Artefact]:
+    from safetensors.torch import load_file
+
+    from mpfm_kedro.detectors.base import Artefact
+
     with safe_open(path, framework="np") as file:
         details = json.loads(file.metadata()["details"])
     # copies, so that numbers do not depend on where the header ends

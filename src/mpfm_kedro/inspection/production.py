@@ -160,4 +160,3 @@ def _jpeg(images: ImageLoader, path: str, crop: str, content_hash: str, pixel_ra
     content = io.BytesIO()
     small.save(content, format="jpeg", quality=85)
     return content.getvalue()
-

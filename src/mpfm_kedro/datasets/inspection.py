@@ -1,0 +1,156 @@
+"""The Kedro datasets of the inspection line: collection, production model, log of predictions, earlier evaluation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from kedro.io import AbstractDataset, AbstractVersionedDataset, Version
+from kedro_datasets._typing import JSONPreview, TablePreview
+
+from mpfm_kedro.datasets.previews import show_table
+from mpfm_kedro.files import replacing
+
+if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
+    from mpfm_kedro.inspection.collection import Collection
+    from mpfm_kedro.inspection.model import Model
+
+
+class CollectionDataset(AbstractDataset["Collection", "Collection"]):
+    """A folder of images that were learned after the dataset, with a table; empty at first."""
+
+    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
+        self._folder = Path(filepath)
+        self.metadata = metadata
+
+    def load(self) -> Collection:
+        """The collection."""
+        from mpfm_kedro.inspection.collection import COLUMNS, Collection
+
+        table = pd.read_parquet(self._table) if self._table.is_file() else pd.DataFrame(columns=COLUMNS)
+        return Collection(self._folder, table)
+
+    def save(self, data: Collection) -> None:
+        """First the files, then the table that names them."""
+        for name, content in data.new.items():
+            with replacing(self._folder / name) as partial:
+                partial.write_bytes(content)
+        with replacing(self._table) as partial:
+            data.table.to_parquet(partial)
+
+    @property
+    def _table(self) -> Path:
+        return self._folder / "collection.parquet"
+
+    def preview(self) -> TablePreview:
+        """The table, for kedro-viz."""
+        return show_table(self.load().table)
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._folder)}
+
+    def _exists(self) -> bool:
+        return True
+
+
+class ModelFolderDataset(AbstractVersionedDataset["Model", "Model"]):
+    """A folder with a production model. Versions share the files that did not change."""
+
+    def __init__(self, filepath: str, version: Version | None = None, metadata: dict[str, Any] | None = None) -> None:
+        super().__init__(PurePosixPath(filepath), version, exists_function=lambda path: Path(path).is_dir())
+        self.metadata = metadata
+
+    def load(self) -> Model:
+        """The model, after its files were checked."""
+        from mpfm_kedro.inspection.model import load_model
+
+        return load_model(Path(self._get_load_path() if self._version else self._filepath))
+
+    def save(self, data: Model) -> None:
+        """Write the folder in one step."""
+        from mpfm_kedro.inspection.model import save_model
+
+        folder = Path(self._get_save_path() if self._version else self._filepath)
+        before = sorted(Path(self._filepath).glob(f"*/{folder.name}")) if self._version else []
+        save_model(data, folder, like=before[-1] if before else None)
+
+    def preview(self) -> JSONPreview:
+        """The card, for kedro-viz."""
+        from mpfm_kedro.inspection.model import CARD
+
+        return JSONPreview((Path(self._filepath) / CARD).read_text())
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._filepath), "version": self._version}
+
+
+class FolderDataset(AbstractDataset[None, Path]):
+    """Hands out a folder that nodes fill file by file."""
+
+    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
+        self._folder = Path(filepath)
+        self.metadata = metadata
+
+    def load(self) -> Path:
+        """The folder."""
+        return self._folder
+
+    def save(self, data: None) -> None:
+        """Files are written one by one."""
+        raise NotImplementedError("a folder is written file by file")
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._folder)}
+
+    def _exists(self) -> bool:
+        return True
+
+
+class EvaluationDataset(AbstractDataset[None, dict[str, Any]]):
+    """What the settings have found of a dataset, if they were run: metrics.json of each."""
+
+    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
+        self._folder = Path(filepath)
+        self.metadata = metadata
+
+    def load(self) -> dict[str, Any]:
+        """Metrics by setting; empty where no setting was run."""
+        files = {setting: self._folder / setting / "metrics.json" for setting in ("general", "hard")}
+        return {setting: json.loads(file.read_text()) for setting, file in files.items() if file.is_file()}
+
+    def save(self, data: None) -> None:
+        """The settings write it."""
+        raise NotImplementedError("metrics are written by the settings")
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._folder)}
+
+    def _exists(self) -> bool:
+        return True
+
+
+class EarlierPredictionsDataset(AbstractDataset[None, pd.DataFrame]):
+    """The table of the last prediction; empty where there was none."""
+
+    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
+        self._file = Path(filepath)
+        self.metadata = metadata
+
+    def load(self) -> pd.DataFrame:
+        """Its paths, scores, decisions and errors."""
+        columns = ["path", "score", "decision", "error"]
+        if not self._file.is_file():
+            return pd.DataFrame(columns=columns)
+        return pd.read_csv(self._file, keep_default_na=False)[columns]
+
+    def save(self, data: None) -> None:
+        """The pipeline predict writes it."""
+        raise NotImplementedError("predictions are written by the pipeline predict")
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._file)}
+
+    def _exists(self) -> bool:
+        return self._file.is_file()

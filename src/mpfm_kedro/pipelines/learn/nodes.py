@@ -1,0 +1,65 @@
+"""Images that a model got wrong, and what changes once it has learned them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.experiments.protocol import make_learning_runs
+from mpfm_kedro.inspection.collection import Collection
+from mpfm_kedro.inspection.model import Model
+from mpfm_kedro.parameters import InspectionParameters
+
+MOST_COMPARED = 500  # earlier predictions, those with the highest scores
+
+
+def add_images(
+    images: Any, label: Any, collection: Collection, samples: pd.DataFrame, model: Model
+) -> tuple[Collection, Model]:
+    """The collection with the images that the parameters name, and the model that has not learned them yet."""
+    from mpfm_kedro.inspection.predictions import find_images  # with torch, which is slow to import
+
+    if images is None or label is None:
+        raise InputError("Parameters 'images' and 'label' are needed: --params=images=PATH,label=anomaly (or normal)")
+    return collection.add(find_images(images), label, samples), model
+
+
+def plan_learning(samples: pd.DataFrame, all_samples: pd.DataFrame, seed: int) -> pd.DataFrame:
+    """The general setting before and after the collection was learned."""
+    learned = all_samples[~all_samples["sample_id"].isin(set(samples["sample_id"]))]
+    return make_learning_runs(samples, learned, seed)
+
+
+def compare_predictions(
+    before: Model, after: Model, predictions: pd.DataFrame, parameters: InspectionParameters, device: str
+) -> pd.DataFrame:
+    """Score and decision of earlier predictions by the model before and the model after learning."""
+    from mpfm_kedro.inspection.inspector import Inspector  # with torch, which is slow to import
+
+    known = predictions[predictions["error"] == ""].head(MOST_COMPARED)
+    files = [path for path in known["path"] if Path(path).is_file()]
+    columns = {"path": files}
+    for name, model in (("before", before), ("after", after)):
+        inspector = Inspector(model, device)
+        promised = inspector.promised(parameters.false_alarm_rate, parameters.confidence)
+        found = list(inspector.predict_many(files, promised))
+        columns |= {f"score_{name}": [own.score for own in found], f"decision_{name}": [own.decision for own in found]}
+    return pd.DataFrame(columns)
+
+
+def summarise_learning(before: Model, after: Model, compared: pd.DataFrame, run_metrics: pd.DataFrame) -> str:
+    """What has changed, for the terminal."""
+    lines = []
+    for name, model in (("before", before), ("after", after)):
+        lines.append(f"Promise {name}: {model.card['promise_in_words']}")
+    flipped = compared[compared["decision_before"] != compared["decision_after"]]
+    lines.append(f"Of {len(compared):,} earlier predictions, {len(flipped):,} change:")
+    rows: Any = flipped.itertuples()
+    lines += [f"  {row.decision_before} → {row.decision_after}  {row.path}" for row in rows][:20]
+    auc = dict(zip(run_metrics["run"], run_metrics["auc"], strict=True))
+    lines.append(f"AUC of the general setting, before and after learning: {auc['before']:.3f}, {auc['after']:.3f}")
+    lines.append("To go back: kedro versions list, then kedro versions use DATASET production VERSION")
+    return "\n".join(lines)

@@ -1,0 +1,55 @@
+"""Learn: teach a production model the defect that it missed, or its false alarm, and say what changes."""
+
+from __future__ import annotations
+
+from kedro.pipeline import Pipeline, node
+
+from mpfm_kedro.experiments.measures import measure_trials
+from mpfm_kedro.experiments.specifications import setting_specifications
+from mpfm_kedro.pipelines import ingestion, prototypes, runs, scoring, training
+from mpfm_kedro.pipelines.fit.pipeline import create_production
+from mpfm_kedro.pipelines.learn.nodes import add_images, compare_predictions, plan_learning, summarise_learning
+
+MPFM = ["params:prototypes", "params:repairs", "params:training", "params:backbone"]
+SHARED = {"samples", "production.all_samples", "model_cache", "earlier_predictions"}
+SHARED |= {"production.model", "production.earlier_model"}
+
+
+def create_pipeline(**_: object) -> Pipeline:
+    """From images that were wrong to a new model, and a comparison with the one before."""
+    added = node(
+        add_images,
+        ["params:images", "params:label", "collection_before", "samples", "production.model_before"],
+        ["collection", "production.earlier_model"],
+        name="add_images",
+    )
+    return ingestion.create_pipeline() + Pipeline([added]) + create_production() + _create_learning()
+
+
+def _create_learning() -> Pipeline:
+    """The general setting before and after, by the stages that every study has; earlier predictions by both models."""
+    seen = ["samples", "production.all_samples", "params:first_seed"]
+    planned = runs.create_pipeline(
+        node(plan_learning, seen, "runs", name="plan_learning"),
+        node(setting_specifications, MPFM, "specifications", name="list_specifications"),
+    )
+    both = ["production.earlier_model", "production.model"]
+    compared = Pipeline(
+        [
+            node(measure_trials, ["scores", "costs"], "run_metrics", name="measure_trials"),
+            node(
+                compare_predictions,
+                [*both, "earlier_predictions", "params:inspection", "params:device"],
+                "compared",
+                name="compare_predictions",
+            ),
+            node(summarise_learning, [*both, "compared", "run_metrics"], "summary_text", name="summarise_learning"),
+        ],
+        namespace="comparison",
+        prefix_datasets_with_namespace=False,
+    )
+    fitted = [prototypes.create_pipeline(), training.create_pipeline(), scoring.create_pipeline(), compared]
+    together = sum(fitted, planned)
+    parameters = {item for item in together.inputs() if item.startswith("param")}
+    inputs = {name: name for name in SHARED} | {"features": "production.features"}
+    return Pipeline(together, inputs=inputs, parameters=parameters, namespace="learning")
