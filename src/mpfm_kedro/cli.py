@@ -14,6 +14,7 @@ from kedro.framework.startup import bootstrap_project
 
 from mpfm_kedro.backbones.store import FeatureStore
 from mpfm_kedro.configuration import ProjectConfigLoader, input_path, output_path, project_root
+from mpfm_kedro.experiments.protocol import PRODUCTION
 from mpfm_kedro.experiments.versions import check_version, find_version, list_versions
 from mpfm_kedro.locks import Use, locked
 from mpfm_kedro.pipelines.stage_code import write_stage_code
@@ -100,7 +101,7 @@ def list_all(output_root: Path) -> None:
 
 @versions.command()
 @click.argument("dataset")
-@click.argument("setting", type=click.Choice(["general", "hard"]))
+@click.argument("setting", type=click.Choice(["general", "hard", PRODUCTION]))
 @click.argument("version")
 @ROOT
 @click.option("--env", default=None, help="Environment, the same as of kedro run.")
@@ -108,6 +109,9 @@ def use(dataset: str, setting: str, version: str, output_root: Path, env: str | 
     """Put the models of VERSION (or of the one that begins so) in the place of the present ones."""
     version = find_version(_versions(output_root), dataset, setting, version)
     parameters = {"dataset": dataset, "output_root": str(output_root)}
+    if setting == PRODUCTION:
+        _use_production(version, parameters, env)
+        return
     parts = [f"{setting}.{name}" for name in ("record", "runs", "trials", "initial_models", "models")]
     bootstrap_project(project_root())
     session = KedroSession.create(project_root(), env=env, runtime_params=parameters)
@@ -128,6 +132,18 @@ def use(dataset: str, setting: str, version: str, output_root: Path, env: str | 
     environment = f" --env={env}" if env else ""
     click.echo(f"{dataset}, {setting} setting: the models are those of {version} now. To score with them:")
     click.echo(f"kedro run{environment} --pipelines={setting}_setting --namespaces={stages} --params={typed}")
+
+
+def _use_production(version: str, parameters: dict[str, str], env: str | None) -> None:
+    """Put a version of the production model in the place of the present one, and its collection with it."""
+    bootstrap_project(project_root())
+    session = KedroSession.create(project_root(), env=env, runtime_params=parameters)
+    with session, locked(Path(parameters["output_root"]), Use(parameters["dataset"], [PRODUCTION])):
+        catalog = session.load_context()._get_catalog(load_versions={"production.model_version": version})
+        model, collection = catalog.load("production.model_version"), catalog.load("collection")
+        catalog.save("production_model", model)
+        catalog.save("collection", collection.with_rows(model.card["learned"]))
+    click.echo(f"{parameters['dataset']}: the production model is that of {version} now, and so is what it has learned")
 
 
 @cli.group()
