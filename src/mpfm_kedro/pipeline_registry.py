@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline
 
+from mpfm_kedro.configuration import pipeline_in_view
 from mpfm_kedro.pipelines import (
     ablation,
     audit,
@@ -18,7 +19,7 @@ from mpfm_kedro.pipelines import (
 
 
 def register_pipelines() -> dict[str, Pipeline]:
-    """All pipelines by name."""
+    """All pipelines by name; kedro-viz shows the default one first, which there is the one that ran last."""
     pipelines = {
         "datasets": datasets.create_pipeline(),
         "ingestion": ingestion.create_pipeline(),
@@ -30,4 +31,4 @@ def register_pipelines() -> dict[str, Pipeline]:
         "ablation": ablation.create_pipeline(),
         "sensitivity": sensitivity.create_pipeline(),
     }
-    return {**pipelines, "__default__": pipelines["hard_setting"]}
+    return {**pipelines, "__default__": pipelines.get(pipeline_in_view() or "", pipelines["hard_setting"])}
