@@ -22,7 +22,7 @@ METHODS = {UNTRAINED: (NORMAL, "--"), TRAINED: (ANOMALY, "-")}
 LOSSES = ["flow_normal", "flow_anomaly", "mim", *PART_COLUMNS, "total"]
 USAGE = ["used_prototypes", "assignment_entropy", "information_share"]
 FALSE_POSITIVES = np.linspace(0, 1, 201)
-FENCE = 3.0  # interquartile ranges beyond the quartiles; what is further out is counted in the last bar
+FENCE = 10.0  # interquartile ranges beyond the quartiles of normals; what is further out is counted in the last bar
 
 
 class Panel(NamedTuple):
@@ -78,7 +78,7 @@ def score_panels(scores: pd.DataFrame) -> list[Panel]:
 
     def panel(column: str) -> Panel:
         def draw(axis: Axes) -> None:
-            values = within_fences(own[column])
+            values = within_fences(own[column], own["label"] == 0)
             bins = np.histogram_bin_edges(values, bins=50)
             heights = []
             for label, name, colour in ((0, "normal", NORMAL), (1, "anomaly", ANOMALY)):
@@ -94,9 +94,9 @@ def score_panels(scores: pd.DataFrame) -> list[Panel]:
     return [panel(column) for column in ["score", *PART_COLUMNS]]
 
 
-def within_fences(values: pd.Series) -> pd.Series:
-    """Values with outliers moved to the nearest fence, so that a few of them do not squeeze all others."""
-    low, high = values.quantile([0.25, 0.75])
+def within_fences(values: pd.Series, normal: pd.Series) -> pd.Series:
+    """Values with outliers moved to the nearest fence around the normals, so that they do not squeeze all others."""
+    low, high = values[normal].quantile([0.25, 0.75])
     reach = FENCE * (high - low)
     return values.clip(low - reach, high + reach) if reach else values
 
