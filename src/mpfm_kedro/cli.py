@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+import difflib
 import shlex
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
+from kedro.framework.cli.project import run as kedro_run
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 
 from mpfm_kedro.backbones.store import FeatureStore
-from mpfm_kedro.configuration import ProjectConfigLoader, input_path, output_path, project_root
+from mpfm_kedro.configuration import input_path, output_path, project_loader, project_root
+from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.protocol import PRODUCTION
 from mpfm_kedro.experiments.versions import check_version, find_version, list_versions
 from mpfm_kedro.locks import Use, locked
+from mpfm_kedro.pipeline_registry import register_pipelines
 from mpfm_kedro.pipelines.stage_code import write_stage_code
 from mpfm_kedro.sources.fetching import fetch as fetch_images
 from mpfm_kedro.sources.repeats import joined_groups
-
-warnings.filterwarnings("ignore", message="Option '--pipeline' is deprecated")  # what many type; it works as well
 
 
 def _root(name: str, default: str, absolute: Callable[[Path, Path], Path]) -> Callable[..., Any]:
@@ -43,6 +45,24 @@ RAW = _root("--data-root", "data/01_raw", input_path)
 @click.group(name="mpfm_kedro")
 def cli() -> None:
     """Commands of this project."""
+
+
+def _run(pipeline: str | None, pipelines: list[str], **options: Any) -> Any:
+    """Run pipelines as Kedro does; ``--pipeline`` means ``--pipelines``, and an unknown name is one clear line."""
+    names = [*pipelines, *([pipeline] if pipeline else [])]
+    known = register_pipelines()
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean '{near[0]}'? " if near else ""
+            raise InputError(f"There is no pipeline '{name}': {hint}There are: {', '.join(sorted(known))}")
+    assert kedro_run.callback is not None
+    return kedro_run.callback(pipeline=None, pipelines=names, **options)
+
+
+run = copy.copy(kedro_run)
+run.callback = _run
+cli.add_command(run)
 
 
 @cli.group()
@@ -73,11 +93,8 @@ def _stores(output_root: Path) -> FeatureStore:
 
 def _configured(name: str, output_root: Path | None = None) -> Path:
     """The path of a dataset as the catalog states it."""
-    project = project_root()
-    parameters = {"output_root": str(output_root)} if output_root else None
-    conf = str(project / "conf")
-    loader = ProjectConfigLoader(conf, base_env="base", default_run_env="base", runtime_params=parameters)
-    return project / loader["catalog"][name]["filepath"]
+    parameters = {"output_root": str(output_root)} if output_root else {}
+    return project_root() / project_loader(**parameters)["catalog"][name]["filepath"]
 
 
 def _versions(output_root: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline, node
 
+from mpfm_kedro.experiments.intervals import gain_of_known_anomalies
 from mpfm_kedro.experiments.measures import (
     as_metrics,
     measure_trials,
@@ -20,6 +21,12 @@ def create_pipeline(of_setting: bool = False, **_: object) -> Pipeline:
         nodes += [
             node(summarise_setting, "run_metrics", "summary", name="summarise"),
             node(as_metrics, "summary", "metrics", name="as_metrics"),
+            node(
+                gain_of_known_anomalies,
+                ["scores", "samples"],
+                "differences",
+                name="gain_of_known_anomalies",
+            ),
             node(
                 summarise_without_repeats,
                 ["scores", "runs", "samples"],
