@@ -16,6 +16,8 @@ from mpfm_kedro.reports.figures import (
 from mpfm_kedro.reports.layout import COVERS, plus_minus
 from mpfm_kedro.reports.markup import embedded, page, paragraphs
 
+PIXEL_TITLES = {"pixel AUC": "pixel_auroc", "AUPRO": "aupro", "pixel F1": "pixel_f1"}
+
 
 def write_summary(summary: pd.DataFrame, without_repeats: pd.DataFrame | None = None) -> str:
     """The summary as a text table; where test images repeat others, also the one without them."""
@@ -52,8 +54,9 @@ def write_report(
 
 
 def _shown(summary: pd.DataFrame) -> pd.DataFrame:
-    """The columns that are shown, AUC and AP as mean ± standard deviation."""
+    """The columns that are shown, measures as mean ± standard deviation; of pixels where there are masks."""
     records = with_numbers(summary).to_dict("records")
+    pixels = {title: name for title, name in PIXEL_TITLES.items() if f"{name}_mean" in summary}
     return pd.DataFrame(
         {
             "dataset": summary["dataset"] + summary["category"].map(lambda name: f" {name}" if name else ""),
@@ -62,6 +65,7 @@ def _shown(summary: pd.DataFrame) -> pd.DataFrame:
             "M": summary["n_anomalies"],
             "AUC": [plus_minus(record, "auc") or "undefined" for record in records],
             "AP": [plus_minus(record, "ap") or "undefined" for record in records],
+            **{title: [plus_minus(record, name) for record in records] for title, name in pixels.items()},
             "seeds": summary["n_seeds"],
         }
     )

@@ -11,7 +11,7 @@ import torch
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Artefact, Scores
 from mpfm_kedro.detectors.mpfm.calibration import Calibration, unpack_calibrations
-from mpfm_kedro.detectors.mpfm.closed_form import ClosedForm, unpack_final
+from mpfm_kedro.detectors.mpfm.closed_form import ClosedForm, closed_form_start, unpack_final
 from mpfm_kedro.detectors.mpfm.flow import Flow, load_flow
 from mpfm_kedro.detectors.mpfm.learned import Heads, unpack_heads
 from mpfm_kedro.detectors.pieces import piece_name
@@ -38,6 +38,11 @@ class FittedMPFM:
         parts = np.stack([g, learned[:, 0], closed.r, learned[:, 1]], axis=1)
         return Scores(self.calibration.fuse(parts, closed.mode), parts, closed.mode)
 
+    def position_scores(self, rows: FeatureRows) -> np.ndarray:
+        """The energy of each position, (n, H', W')."""
+        start = closed_form_start(self.closed_form.modes, self.closed_form.standardiser.z(rows))
+        return self.closed_form.energy(rows, start.log_prob.argmax(1)).numpy()
+
 
 class SideBySide:
     """MPFM on several backbones, whose scores were weighed together: S is the sum over the backbones."""
@@ -49,6 +54,10 @@ class SideBySide:
         """The fused score; the four scores and the mode are those of the first backbone."""
         scores = [each.score_samples(rows.of_backbone(number)) for number, each in enumerate(self.detectors)]
         return replace(scores[0], score=np.sum([each.score for each in scores], axis=0))
+
+    def position_scores(self, rows: FeatureRows) -> np.ndarray:
+        """Those of the first backbone, (n, H', W')."""
+        return self.detectors[0].position_scores(rows.of_backbone(0))
 
 
 def load(pieces: Mapping[str, Artefact], device: torch.device) -> FittedMPFM | SideBySide:
