@@ -1,4 +1,4 @@
-"""Does a promised false-alarm rate hold? Many draws of normals, whose true rates are known: prints a table for the docs.
+"""Does a promised false-alarm rate hold? Draws of normals whose true rates are known, as a table for the docs.
 
 python benchmarks/promises.py
 """
