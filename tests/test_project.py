@@ -23,6 +23,7 @@ from mpfm_kedro.experiments.columns import UNTRAINED
 PROJECT = Path(__file__).parents[1]
 SUMMARY = ["dataset", "category", "method", "known_class", "n_anomalies"]
 SUMMARY += ["auc_mean", "auc_std", "ap_mean", "ap_std", "n_seeds"]
+PIXELS = [f"{name}_{kind}" for name in ("pixel_auroc", "aupro", "pixel_f1") for kind in ("mean", "std")]
 
 
 def run(pipeline: str, tmp_path: Path, **parameters: object) -> Path:
@@ -51,7 +52,8 @@ def hard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_hard_setting_keeps_the_contracts(hard: Path):
     summary = pd.read_csv(hard / "08_reporting/synthetic/hard/summary.csv")
-    assert summary.columns.tolist() == SUMMARY
+    assert summary.columns.tolist() == SUMMARY + PIXELS
+    assert summary[PIXELS].notna().all().all()  # the synthetic images have masks
     assert set(summary["known_class"]) == {"spot", "scratch", "mean"}
     assert set(summary["method"]) == {"MPFM", "MPFM, no anomaly known"}
     assert summary["auc_mean"].between(0, 1).all()

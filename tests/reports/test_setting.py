@@ -63,6 +63,18 @@ def drawn(figure: Figure) -> Image.Image:
     return image
 
 
+def test_pixel_measures_are_shown_where_there_are_masks():
+    _, metrics = results(["dent"])
+    assert "AUPRO" not in write_summary(summarise_setting(metrics))
+    has_maps = metrics["method"] == "MPFM"
+    for name, value in {"pixel_auroc": 0.91, "aupro": 0.82, "pixel_f1": 0.43}.items():
+        metrics[name] = np.where(has_maps, value, np.nan)
+    header, first, second, *_ = write_summary(summarise_setting(metrics)).splitlines()
+    assert re.search(r"AP +pixel AUC +AUPRO +pixel F1 +seeds", header)
+    assert "0.910 ± 0.000 0.820 ± 0.000 0.430 ± 0.000" in first
+    assert "nan" not in second
+
+
 def visible(figure: Figure) -> list:
     return [axis for axis in figure.axes if axis.get_visible()]
 

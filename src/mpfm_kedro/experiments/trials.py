@@ -172,18 +172,16 @@ def score_trials(
 
     Trials that share all pieces are scored together, once for the union of their test samples.
     """
-    groups: dict[tuple[str, ...], list[Trial]] = {}
-    for trial in trials:
-        groups.setdefault(tuple(str(file.path) for file in _pieces(trial, models).values()), []).append(trial)
+    groups = sharing_pieces(trials, models)
     digest = remember(ArtefactFile.digest)
-    tasks = [_score_task(own, features, models, cache, device, digest) for own in groups.values()]
+    tasks = [_score_task(own, features, models, cache, device, digest) for own in groups]
     remaining = [task for task in tasks if not task.entry.exists()]
     if remaining:
         most = max(len(task.samples) for task in remaining)
         need = PROCESS_BYTES + POOLED_COPIES * most * 4 * sum(spec.pooled_size for spec in features.specs)
         map_tasks(score_samples, remaining, "Scoring", compute, device, len(tasks), need)
     scores, costs = [], []
-    for own, task in zip(groups.values(), tasks, strict=True):
+    for own, task in zip(groups, tasks, strict=True):
         artefact = task.entry.load()
         row = {sample: i for i, sample in enumerate(task.samples)}
         fit_seconds = sum(file.details["seconds"] for file in task.pieces.values())
@@ -204,6 +202,14 @@ def score_samples(task: ScoreTask) -> None:
     from mpfm_kedro.experiments.fitting import score  # with torch, which is slow to import
 
     score(task)
+
+
+def sharing_pieces(trials: list[Trial], models: dict[str, ArtefactFile]) -> list[list[Trial]]:
+    """The trials in groups that share all pieces."""
+    groups: dict[tuple[str, ...], list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault(tuple(str(file.path) for file in pieces_of(trial, models).values()), []).append(trial)
+    return list(groups.values())
 
 
 def tested(run: dict[str, Any]) -> list[str]:
@@ -250,7 +256,8 @@ def _piece_task(
     return replace(task, details=details | {"forecast": round(_task_seconds(task), 2)})
 
 
-def _pieces(trial: Trial, models: dict[str, ArtefactFile]) -> dict[str, ArtefactFile]:
+def pieces_of(trial: Trial, models: dict[str, ArtefactFile]) -> dict[str, ArtefactFile]:
+    """The fitted pieces of a trial by name."""
     return {piece.name: models[trial.piece_name(piece)] for piece in trial.specification.pieces}
 
 
@@ -262,7 +269,7 @@ def _score_task(
     device: str,
     digest: Callable[[ArtefactFile], str],
 ) -> ScoreTask:
-    specification, pieces = trials[0].specification, _pieces(trials[0], models)
+    specification, pieces = trials[0].specification, pieces_of(trials[0], models)
     samples = list(dict.fromkeys(sample for trial in trials for sample in tested(trial.run)))
     key = cache_key(
         pieces=[digest(file) for file in pieces.values()],

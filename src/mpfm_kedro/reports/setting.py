@@ -39,6 +39,8 @@ LOSS = "The loss while learning from the known anomalies, mean and range over ru
 USAGE = "Of the trained flow: how many of its prototypes are in use, and how evenly."
 SAMPLED = "Features of real normals of the first run, and what its model takes for normal: the clouds should overlap."
 
+PIXEL_TITLES = {"pixel AUC": "pixel_auroc", "AUPRO": "aupro", "pixel F1": "pixel_f1"}
+
 
 def write_summary(
     summary: pd.DataFrame, without_repeats: pd.DataFrame | None = None, differences: pd.DataFrame | None = None
@@ -112,8 +114,9 @@ def _gallery(heading: str, explanation: str, panels: list[Panel]) -> str:
 
 
 def _shown(summary: pd.DataFrame) -> pd.DataFrame:
-    """The columns that are shown, AUC and AP as mean ± standard deviation."""
+    """The columns that are shown, measures as mean ± standard deviation; of pixels where there are masks."""
     records = with_numbers(summary).to_dict("records")
+    pixels = {title: name for title, name in PIXEL_TITLES.items() if f"{name}_mean" in summary}
     return pd.DataFrame(
         {
             "dataset": summary["dataset"] + summary["category"].map(lambda name: f" {name}" if name else ""),
@@ -122,6 +125,7 @@ def _shown(summary: pd.DataFrame) -> pd.DataFrame:
             "M": summary["n_anomalies"],
             "AUC": [plus_minus(record, "auc") or "undefined" for record in records],
             "AP": [plus_minus(record, "ap") or "undefined" for record in records],
+            **{title: [plus_minus(record, name) for record in records] for title, name in pixels.items()},
             "seeds": summary["n_seeds"],
         }
     )

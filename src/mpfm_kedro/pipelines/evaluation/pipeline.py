@@ -16,7 +16,7 @@ from mpfm_kedro.experiments.measures import (
 
 def create_pipeline(of_setting: bool = False, **_: object) -> Pipeline:
     """Metrics of one study; a setting's summary has its own columns, and is also made without repeated images."""
-    nodes = [node(measure_trials, ["scores", "costs"], "run_metrics", name="measure_trials")]
+    nodes = [node(measure_trials, ["scores", "costs", "pixel_measures"], "run_metrics", name="measure_trials")]
     if of_setting:
         nodes += [
             node(summarise_setting, "run_metrics", "summary", name="summarise"),
