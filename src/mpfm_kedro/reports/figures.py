@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from sklearn.metrics import roc_curve
 
-from mpfm_kedro.experiments.columns import PART_COLUMNS, TRAINED
+from mpfm_kedro.experiments.columns import PART_COLUMNS, TRAINED, ours
 
 NORMAL, ANOMALY = "#4878a8", "#c44e52"
 LOSSES = ["flow_normal", "flow_anomaly", "mim", *PART_COLUMNS, "total"]
@@ -22,24 +22,28 @@ def draw_roc_curves(scores: pd.DataFrame, run_metrics: pd.DataFrame) -> Figure:
     for axis, (cell, part) in zip(axes, cells, strict=False):
         for run, method in zip(part["run"], part["method"], strict=True):
             own = by_trial[run, method]
+            if own["label"].nunique() < 2:
+                continue
             false, true, _ = roc_curve(own["label"], own["score"])
             trained = method == TRAINED
             colour, width = (ANOMALY, 1.2) if trained else ("0.7", 0.8)
             axis.plot(false, true, color=colour, lw=width, zorder=int(trained))
-        auc = part["auc"][part["method"] == TRAINED].mean()
+        auc = part["auc"][part["method"] == ours(part["method"])].mean()
         axis.set(title=f"{_name(cell)}\nAUC {auc:.3f}", xlabel="false positive rate", ylabel="true positive rate")
     return figure
 
 
 def draw_score_histograms(scores: pd.DataFrame) -> Figure:
-    """Fused score and its four parts, normals against anomalies, over all runs of the trained model."""
-    own = scores[scores["method"] == TRAINED]
-    figure, axes = grid(1 + len(PART_COLUMNS))
-    for axis, column in zip(axes, ["score", *PART_COLUMNS], strict=False):
+    """Fused score and its parts, normals against anomalies, over all runs of the trained model, if there is one."""
+    own = scores[scores["method"] == ours(scores["method"])]
+    columns = ["score", *(column for column in PART_COLUMNS if own[column].notna().any())]
+    figure, axes = grid(len(columns))
+    for axis, column in zip(axes, columns, strict=False):
         values = own[column].clip(*np.quantile(own[column], [0.005, 0.995]))
         bins = np.histogram_bin_edges(values, bins=50)
-        for label, name, colour in ((0, "normal", NORMAL), (1, "anomaly", ANOMALY)):
-            axis.hist(values[own["label"] == label], bins=bins, color=colour, alpha=0.6, density=True, label=name)
+        for label, part in values.groupby(own["label"]):
+            name, colour = ("anomaly", ANOMALY) if label else ("normal", NORMAL)
+            axis.hist(part, bins=bins, color=colour, alpha=0.6, density=True, label=name)
         axis.set(title=column, yticks=[])
     axes[0].legend()
     return figure
