@@ -22,6 +22,7 @@ from mpfm_kedro.experiments.versions import check_version, find_version, list_ve
 from mpfm_kedro.locks import Use, locked
 from mpfm_kedro.pipeline_registry import register_pipelines
 from mpfm_kedro.pipelines.stage_code import write_stage_code
+from mpfm_kedro.sources import SOURCES
 from mpfm_kedro.sources.fetching import fetch as fetch_images
 from mpfm_kedro.sources.repeats import joined_groups
 
@@ -125,7 +126,8 @@ def list_all(output_root: Path) -> None:
 def use(dataset: str, setting: str, version: str, output_root: Path, env: str | None) -> None:
     """Put the models of VERSION (or of the one that begins so) in the place of the present ones."""
     version = find_version(_versions(output_root), dataset, setting, version)
-    parameters = {"dataset": dataset, "output_root": str(output_root)}
+    named = {"dataset": dataset} if dataset in SOURCES else {"dataset": "folder", "name": dataset}
+    parameters = {**named, "output_root": str(output_root)}
     if setting == PRODUCTION:
         _use_production(version, parameters, env)
         return

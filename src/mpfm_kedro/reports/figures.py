@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from sklearn.metrics import roc_curve
 
-from mpfm_kedro.experiments.columns import PART_COLUMNS, TRAINED, UNTRAINED
+from mpfm_kedro.experiments.columns import PART_COLUMNS, TRAINED, UNTRAINED, ours
 
 NORMAL, ANOMALY = "#4878a8", "#c44e52"
 METHODS = {UNTRAINED: (NORMAL, "--"), TRAINED: (ANOMALY, "-")}
@@ -51,7 +51,7 @@ def roc_panels(scores: pd.DataFrame, run_metrics: pd.DataFrame) -> list[Panel]:
         def draw(axis: Axes) -> None:
             axis.plot([0, 1], [0, 1], color="0.8", lw=0.8)
             for method, (colour, line) in METHODS.items():
-                own = part[part["method"] == method]
+                own = part[(part["method"] == method) & part["auc"].notna()]
                 if len(own):
                     rates = np.stack([_true_positives(by_trial[run, method]) for run in own["run"]])
                     axis.fill_between(FALSE_POSITIVES, rates.min(0), rates.max(0), color=colour, alpha=0.2, lw=0)
@@ -74,7 +74,7 @@ def _true_positives(own: pd.DataFrame) -> np.ndarray:
 
 def score_panels(scores: pd.DataFrame) -> list[Panel]:
     """Fused score and its four parts, normals against anomalies, over all runs of the trained model."""
-    own = scores[scores["method"] == TRAINED]
+    own = scores[scores["method"] == ours(scores["method"])]
 
     def panel(column: str) -> Panel:
         def draw(axis: Axes) -> None:
