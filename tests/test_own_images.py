@@ -83,10 +83,10 @@ def test_good_images_alone_give_the_closed_form(tmp_path):
     out = run(tmp_path, make(tmp_path / "good_only", defects=0), n_anomalies=10)
     reporting = out / "08_reporting/good_only/general"
     summary = pd.read_csv(reporting / "summary.csv", keep_default_na=False)
-    assert summary["method"].tolist() == ["MPFM, 0 iterations"]
+    assert summary["method"].tolist() == ["MPFM, no anomaly known"]
     assert summary["n_anomalies"].tolist() == [0]
     assert summary["auc_mean"].tolist() == [""]
-    assert json.loads((reporting / "metrics.json").read_text()) == {"MPFM, 0 iterations": {"M0": {}}}
+    assert json.loads((reporting / "metrics.json").read_text()) == {"MPFM, no anomaly known": {"M0": {}}}
     assert len(pd.read_csv(reporting / "modes.csv")) > 0
     assert "undefined" in (reporting / "report.html").read_text()
     assert scores(out, "good_only")["score"].notna().all()

@@ -80,12 +80,15 @@ def score_panels(scores: pd.DataFrame) -> list[Panel]:
         def draw(axis: Axes) -> None:
             values = within_fences(own[column], own["label"] == 0)
             bins = np.histogram_bin_edges(values, bins=50)
+            first, last = int((own[column] < values).any()), int((own[column] > values).any())  # bars of outliers
             heights = []
             for label, name, colour in ((0, "normal", NORMAL), (1, "anomaly", ANOMALY)):
                 part = values[own["label"] == label]
+                if part.empty:
+                    continue
                 height = np.histogram(part, bins, density=True)[0]
                 axis.stairs(height, bins, fill=True, color=colour, alpha=0.6, label=name)
-                heights.append(height[1:-1].max())
+                heights.append(height[first : len(height) - last].max())
             axis.set(yticks=[], ylabel="share of images", ylim=(0, 1.1 * max(heights) or None))
             axis.legend(fontsize="small")
 
