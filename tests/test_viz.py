@@ -52,6 +52,7 @@ SHOWN_AS = {
 }
 NOT_SHOWN = {"backbone_weights", "model_cache", "hard.specifications"}  # nothing to see
 NOT_SHOWN |= {"hard.report_version", "hard.runs_version"}  # as hard.report and hard.runs
+NOT_SHOWN |= {"hard.mistakes"}  # images, which the report shows
 
 
 VENV = Path(sys.executable).parents[1]
