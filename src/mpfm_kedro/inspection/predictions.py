@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,8 +63,8 @@ class PredictionLog:
         """The log of a model among those in a folder."""
         return cls(folder / f"{model_digest(card)}.jsonl")
 
-    def read(self) -> dict[str, dict[str, Any]]:
-        """The last line of each file by path; a half-written line does not count."""
+    def read(self, only: Collection[str] | None = None) -> dict[str, dict[str, Any]]:
+        """The last line of each file, or of some files alone, by path; a half-written line does not count."""
         found = {}
         if self.file.is_file():
             with self.file.open(encoding="utf-8") as lines:
@@ -73,7 +73,8 @@ class PredictionLog:
                         row = json.loads(line)
                     except ValueError:
                         continue
-                    found[row["path"]] = row
+                    if only is None or row["path"] in only:
+                        found[row["path"]] = row
         return found
 
     def append(self, rows: Iterable[dict[str, Any]]) -> None:

@@ -15,6 +15,7 @@ STYLE = (
     "body{font:15px sans-serif;margin:2em auto;max-width:72em}td,th{padding:.2em .8em;text-align:left}"
     "img{max-width:100%}"
 )
+VIEWPORT = "<meta name='viewport' content='width=device-width, initial-scale=1'>"
 
 
 def as_markdown(tables: list[Table], remarks: list[str]) -> str:
@@ -38,10 +39,10 @@ def as_page(title: str, tables: list[Table], remarks: list[str], figures: dict[s
     return page(title, [*parts, *paragraphs(remarks), *embedded(figures)])
 
 
-def page(title: str, parts: Iterable[str]) -> str:
+def page(title: str, parts: Iterable[str], style: str = STYLE) -> str:
     """A self-contained HTML page of parts that are HTML."""
     name = html.escape(title)
-    head = f"<meta charset='utf-8'><title>{name}</title><style>{STYLE}</style>"
+    head = f"<meta charset='utf-8'>{VIEWPORT}<title>{name}</title><style>{style}</style>"
     body = f"<h1>{name}</h1>{''.join(parts)}"
     return f"<!doctype html><html lang='en'><head>{head}</head><body>{body}</body></html>"
 

@@ -27,7 +27,8 @@ def create_pipeline(**_: object) -> Pipeline:
             ),
             node(
                 write_page,
-                ["predictions.summary", "production.model", "prediction_log", "overlays", "params:inspection"],
+                ["predictions.summary", "production.model", "prediction_log", "overlays", "gallery"]
+                + ["params:inspection"],
                 "predictions.report",
                 name="write_page",
             ),
