@@ -17,11 +17,13 @@ test: $(INSTALLED)
 	$(VENV)/bin/lint-imports
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest --numprocesses=2 --dist=loadfile
 
-# the map of the pipelines as a static site, with previews of the latest results
+# the map of the pipelines as a static site, with previews of the last run; its second page is /workflow
 viz: $(INSTALLED)
 	rm -rf build
 	$(VENV)/bin/kedro viz build --include-previews
 	@test -f build/api/deploy-viz-metadata
+	@mkdir build/workflow
+	@sed 's|<head>|<head><base href="../">|' build/index.html > build/workflow/index.html
 	@echo "The map is in $(CURDIR)/build (what no run has made yet has no preview). To look at it: $(VENV)/bin/python -m http.server 4141 --directory build, and open http://localhost:4141"
 
 # speed as ratios (docs/architecture.md)

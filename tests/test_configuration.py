@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -177,3 +178,38 @@ def test_weights_are_fetched_to_where_the_catalog_reads_them(project: Path):
     assert Path(file).is_file()
     elsewhere = loader(project / "conf", runtime_params={"data_root": "other"})["catalog"]["backbone_weights"]
     assert elsewhere["filepath"] == entry["filepath"]
+
+
+@pytest.fixture
+def after_a_run(conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A configuration whose last run had another dataset and environment; the process is kedro-viz."""
+    (tmp_path / "out").mkdir()
+    last = {"pipeline": "general_setting", "env": "paper", "parameters": {"dataset": "folder"}}
+    (tmp_path / "out/last_run.json").write_text(json.dumps(last))
+    (conf / "base/parameters_output.yml").write_text(yaml.safe_dump({"output_root": str(tmp_path / "out")}))
+    monkeypatch.setattr(sys, "argv", ["kedro", "viz", "run"])
+    return conf
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "data/folder/448.csv"),
+        ({"env": "paper"}, "data/folder/448.csv"),
+        ({"env": "local"}, "data/elpv/1.csv"),
+        ({"runtime_params": {"dataset": "aitex"}}, "data/aitex/1.csv"),
+        ({"runtime_params": {"group": {"size": 7}}}, "data/folder/7.csv"),
+    ],
+)
+def test_kedro_viz_shows_the_last_run_unless_another_is_named(options, expected, after_a_run):
+    assert path(loader(after_a_run, **options)) == expected
+
+
+def test_what_is_run_does_not_depend_on_the_last_run(after_a_run, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["kedro", "run"])
+    assert path(loader(after_a_run)) == "data/elpv/1.csv"
+
+
+def test_a_damaged_note_of_the_last_run_is_ignored(after_a_run, tmp_path):
+    (tmp_path / "out/last_run.json").write_text("{")
+    assert path(loader(after_a_run)) == "data/elpv/1.csv"

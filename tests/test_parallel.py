@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import psutil
@@ -201,15 +202,80 @@ def test_need_of_memory_is_told_before_the_work(eight_gigabytes, caplog):
     with caplog.at_level(logging.INFO):
         map_tasks(refuse, [1, 3], "Numbers", parameters(2), memory=10**9)
     assert caplog.messages == [
-        "Numbers: 2 task(s), 2 at once, threads each: 4, memory each: 1.0 GB, limit for all: 4.0 GB"
+        "Numbers: 2 of 2 tasks remain, 2 at once (threads each: 4, memory each: 1.0 GB, limit for all: 4.0 GB)"
     ]
+
+
+def test_only_work_that_takes_a_while_is_announced(caplog):
+    with caplog.at_level(logging.INFO):
+        map_tasks(refuse, [1, 3], "Numbers", parameters(2), seconds=[3, 4])
+        assert caplog.messages == []
+        map_tasks(refuse, [1, 3], "Numbers", parameters(2), total=5, seconds=[100, 60])
+    assert caplog.messages[0].startswith("Numbers: 2 of 5 tasks remain, about 80 s, 2 at once")
+
+
+class Told:
+    """Notes what a progress bar is told."""
+
+    def __init__(self, *described: object, done: int = 0) -> None:
+        self.described, self.first, self.reached, self.expected = described, done, [], []
+
+    def __call__(self, *described: object, done: int = 0) -> AbstractContextManager[Told]:
+        self.__init__(*described, done=done)
+        return nullcontext(self)
+
+    def advance(self) -> None:
+        self.reached.append(1)
+
+    def reach(self, done: int) -> None:
+        self.reached.append(done)
+
+    def expect(self, seconds: float) -> None:
+        self.expected.append(seconds)
+
+
+@pytest.fixture
+def told(monkeypatch) -> Told:
+    told = Told()
+    monkeypatch.setattr(parallel, "progress", told)
+    return told
+
+
+def test_time_is_forecast_from_the_tasks_that_are_done(told):
+    """Two at once, ten tasks of 5 s: 25 s in all, as soon as the first is done; the rate alone would say 50 s."""
+    completed = iter([(number, (number, 5.0)) for number in range(10)])
+    assert parallel._collect(completed, range(10), "Numbers", 10, 2, [1.0] * 10, None) == list(range(10))
+    assert told.expected == [25.0] * 10
+    assert len(told.reached) == 10
+
+
+def test_a_long_task_weighs_more_in_the_forecast(told):
+    completed = iter([(0, ("long", 60.0)), (1, ("short", 6.0))])
+    parallel._collect(completed, ["long", "short"], "Numbers", 2, 1, [30.0, 3.0], None)
+    assert told.expected == pytest.approx([66, 66])
+
+
+def test_epochs_are_counted_where_there_are_some(told):
+    """Of three tasks one has none, one resumes from epoch 4 and one reaches epoch 2 while the other is finished."""
+    epochs = {"resumed": (4, 10), "new": (0, 10), "calibrated": (0, 0)}
+
+    def completed():
+        yield 0, ("a", 1.0)
+        epochs["new"] = (2, 10)
+        time.sleep(1.5)  # the bar looks every second
+        yield 1, ("b", 1.0)
+        yield 2, ("c", 1.0)
+
+    assert parallel._collect(completed(), list(epochs), "Training", 7, 2, [1.0] * 3, epochs.get) == ["a", "b", "c"]
+    assert told.described == ("Training", 20, "epochs") and told.first == 4
+    assert 12 in told.reached and told.reached[-1] == 20
 
 
 def test_a_task_above_the_limit_is_warned_about_and_runs_alone(eight_gigabytes, caplog):
     with caplog.at_level(logging.INFO):
         assert map_tasks(refuse, [1, 3], "Numbers", parameters(2), memory=5 * 10**9) == [1, 3]
     assert "1 at once" in caplog.messages[0]
-    assert "needs 5.0 GB, more than the limit of 4.0 GB" in caplog.messages[1]
+    assert "One task needs 5.0 GB, more than the limit of 4.0 GB" in caplog.messages[1]
     assert caplog.records[1].levelno == logging.WARNING
 
 

@@ -70,8 +70,13 @@ def test_every_environment_is_valid(env):
     [
         ({"n_anomalis": 1}, "Unknown parameter 'n_anomalis': did you mean 'n_anomalies'?"),
         ({"datset": "elpv"}, "Unknown parameter 'datset': did you mean 'dataset'?"),
-        ({"training__epoch": 3}, "Unknown parameter 'training.epoch': did you mean 'epochs'?"),
-        ({"features__statistic": ["mean"]}, "Unknown parameter 'features.statistic': did you mean 'statistics'?"),
+        ({"training__epoch": 3}, "Unknown parameter 'training.epoch': did you mean 'training.epochs'?"),
+        (
+            {"features__statistic": ["mean"]},
+            "Unknown parameter 'features.statistic': did you mean 'features.statistics'?",
+        ),
+        ({"epoch": 3}, "Unknown parameter 'epoch': did you mean 'training.epochs'?"),
+        ({"trainig": {"epochs": 3}}, "Unknown parameter 'trainig': did you mean 'training'?"),
     ],
 )
 def test_unknown_name_gets_the_nearest_one(values, expected):

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from mpfm_kedro import progress as module
-from mpfm_kedro.progress import Progress, progress
+from mpfm_kedro.progress import Progress, in_words, progress
 
 
 class Clock:
@@ -52,7 +52,27 @@ def test_work_of_an_earlier_run_counts_as_done_but_not_for_the_rate(clock):
 
 
 def test_nothing_done_yet_is_no_division_by_zero(clock):
-    assert "0 of 5 runs" in Progress("Runs", 5, "runs").line()
+    assert Progress("Runs", 5, "runs").line() == "Runs: 0 of 5 runs, 0 runs/s, remaining time unknown"
+
+
+def test_a_known_duration_takes_precedence_over_the_rate(clock):
+    bar = Progress("Runs", 10, "runs")
+    clock.now += 5
+    bar.expect(25)
+    bar.advance()
+    assert bar.line().endswith("about 20 s remaining")
+
+
+def test_counts_never_go_back(clock):
+    bar = Progress("Training", 100, "epochs", done=10)
+    for done in (12, 11, 30):
+        bar.reach(done)
+    assert bar.done == 30
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(0, "0 s"), (119, "119 s"), (600, "10 min"), (9000, "2.5 h")])
+def test_durations_in_words(seconds, words):
+    assert in_words(seconds) == words
 
 
 class Terminal(io.StringIO):
@@ -68,7 +88,7 @@ def test_a_terminal_gets_a_bar_and_no_lines(clock, caplog, monkeypatch):
             clock.now += 100
             bar.advance()
     assert "Features: 100%" in terminal.getvalue()
-    assert "3/3" in terminal.getvalue()
+    assert "3/3 images" in terminal.getvalue() and "about 0 s remaining" in terminal.getvalue()
     assert caplog.records == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,15 +12,18 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 
 from mpfm_kedro.backbones.store import FeatureStore
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.experiments.columns import UNTRAINED
 
 PROJECT = Path(__file__).parents[1]
 SUMMARY = ["dataset", "category", "method", "known_class", "n_anomalies"]
 SUMMARY += ["auc_mean", "auc_std", "ap_mean", "ap_std", "n_seeds"]
+PIXELS = [f"{name}_{kind}" for name in ("pixel_auroc", "aupro", "pixel_f1") for kind in ("mean", "std")]
 
 
 def run(pipeline: str, tmp_path: Path, **parameters: object) -> Path:
@@ -48,7 +52,8 @@ def hard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_hard_setting_keeps_the_contracts(hard: Path):
     summary = pd.read_csv(hard / "08_reporting/synthetic/hard/summary.csv")
-    assert summary.columns.tolist() == SUMMARY
+    assert summary.columns.tolist() == SUMMARY + PIXELS
+    assert summary[PIXELS].notna().all().all()  # the synthetic images have masks
     assert set(summary["known_class"]) == {"spot", "scratch", "mean"}
     assert set(summary["method"]) == {"MPFM", "MPFM, no anomaly known"}
     assert summary["auc_mean"].between(0, 1).all()
@@ -153,9 +158,44 @@ def test_command_line_runs_the_hard_setting_by_both_names(tmp_path: Path):
     assert "mean" in shown.stderr and "± " in shown.stderr  # the summary table at the end
     assert f"Report: {tmp_path}/out/08_reporting/synthetic/hard/report.html" in shown.stderr
     assert "Stage hard.training is done" in shown.stderr and "Running node" not in shown.stderr
+    assert f"compared with '{UNTRAINED}'" in shown.stderr  # what known anomalies add
+    assert "WARNING Train and test share" in shown.stderr, "warnings stay visible"
     other = [part.replace("--pipelines=", "--pipeline=") for part in typed("hard_setting", tmp_path, "n_seeds=1")]
     again = subprocess.run(other, cwd=PROJECT, capture_output=True, text=True)
     assert again.returncode == 0 and "deprecated" not in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--pipelines=hard_setting", "known_class=dent"], "Parameter 'known_class' = 'dent'"),
+        (["--pipeline=hard_settin"], "There is no pipeline 'hard_settin': did you mean 'hard_setting'?"),
+    ],
+)
+def test_an_error_is_one_line_without_advice(arguments: list[str], message: str, tmp_path: Path):
+    """In a node, which Kedro reports with the node and how to resume, and before any."""
+    pipeline, *more = arguments
+    given = typed("", tmp_path, *more)
+    given[3] = pipeline
+    ended = subprocess.run(given, cwd=PROJECT, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert (ended.stdout + ended.stderr).count(message) == 1
+    errors = [line for line in ended.stderr.splitlines() if " INFO " not in line and " WARNING " not in line]
+    assert len(errors) == 1 and errors[0].startswith("Error: ")
+
+
+@pytest.mark.parametrize("content", [{"a": Path("code")}, {"conv1.weight": 1.0}])
+def test_unusable_weights_are_refused_before_any_image_is_read(content: object, tmp_path: Path):
+    torch.save(content, tmp_path / "own.pth")
+    with pytest.raises(InputError, match=r"own\.pth"):
+        run("features", tmp_path, features={"weights_file": str(tmp_path / "own.pth")})
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_a_run_is_remembered_in_its_output_folder(hard: Path):
+    last = json.loads((hard / "last_run.json").read_text())
+    assert (last["pipeline"], last["env"]) == ("hard_setting", "test")
+    assert last["parameters"]["output_root"] == str(hard)
 
 
 def test_killed_run_goes_on_and_gives_the_same_result(tmp_path: Path):

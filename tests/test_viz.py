@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from mpfm_kedro.pipeline_registry import register_pipelines
+
 PROJECT = Path(__file__).parents[1]
 COPY = TemporaryDirectory(prefix="mpfm_kedro-")  # removed at the end
 STYLES = PROJECT / ".viz/styles.json"
@@ -52,11 +54,12 @@ NOT_SHOWN = {"backbone_weights", "model_cache", "hard.specifications"}  # nothin
 NOT_SHOWN |= {"hard.report_version", "hard.runs_version"}  # as hard.report and hard.runs
 
 
-def kedro(project: Path, *arguments: str) -> str:
-    """What a kedro command writes to the error stream, in the test environment of a project."""
-    command = [str(Path(sys.executable).with_name("kedro")), *arguments]
-    environment = os.environ | {"KEDRO_ENV": "test"}
-    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
+VENV = Path(sys.executable).parents[1]
+
+
+def call(project: Path, *command: str | Path) -> str:
+    """What a command writes to the error stream, in the folder of a project."""
+    done = subprocess.run(list(map(str, command)), cwd=project, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -67,7 +70,7 @@ def run_in_copy() -> Path:
     project = Path(COPY.name, "mpfm_kedro")
     for part in ("conf", "src", "notebooks"):
         shutil.copytree(PROJECT / part, project / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pyproject.toml", ".telemetry"):
+    for file in ("pyproject.toml", "constraints.txt", "Makefile", ".telemetry"):
         shutil.copy(PROJECT / file, project)
     if STYLES.is_file():
         (project / ".viz").mkdir()
@@ -76,15 +79,15 @@ def run_in_copy() -> Path:
     weights.mkdir(parents=True, exist_ok=True)
     (project / "data/01_raw").mkdir(parents=True)
     (project / "data/01_raw/weights").symlink_to(weights)
-    kedro(project, "run", "--pipelines=hard_setting")
+    call(project, VENV / "bin/kedro", "run", "--pipelines=hard_setting", "--env=test")
     return project
 
 
 @pytest.fixture(scope="module")
 def site() -> Path:
-    """The static site of a project that was run."""
+    """The static site of a project that was run; which environment and dataset it had is not said again."""
     project = run_in_copy()
-    log = kedro(project, "viz", "build", "--include-previews").splitlines()
+    log = call(project, "make", "viz", f"VENV={VENV}", f"--old-file={VENV}/.installed").splitlines()
     assert not [line for line in log if "could not be previewed" in line and "'hard." in line]
     assert (project / "build/api/deploy-viz-metadata").is_file(), log
     return project / "build"
@@ -96,6 +99,28 @@ def pipeline(site: Path, name: str = "hard_setting") -> dict[str, Any]:
 
 def node_id(site: Path, name: str) -> str:
     return next(node["id"] for node in pipeline(site)["nodes"] if node["name"] == name)
+
+
+def test_the_map_shows_the_dataset_and_the_parameters_of_the_last_run(site: Path):
+    shown = json.loads((site / "api/nodes" / node_id(site, "hard.summary")).read_text())
+    assert "/synthetic/hard/summary.csv" in shown["filepath"]
+    assert {row[0] for row in shown["preview"]["data"]} == {"synthetic"}
+
+
+def test_the_first_view_is_the_pipeline_that_ran_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "pyproject.toml").write_text((PROJECT / "pyproject.toml").read_text())
+    for name, content in (("conf/base/parameters.yml", {"output_root": "out"}), ("conf/local/.gitkeep", "")):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(json.dumps(content))
+    (tmp_path / "out").mkdir()
+    last = {"pipeline": "general_setting", "env": None, "parameters": {}}
+    (tmp_path / "out/last_run.json").write_text(json.dumps(last))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KEDRO_ENV", raising=False)
+    for command, first in (("viz", "general_setting"), ("run", "hard_setting")):
+        monkeypatch.setattr(sys, "argv", ["kedro", command])
+        pipelines = register_pipelines()
+        assert pipelines["__default__"] is pipelines[first]
 
 
 def test_settings_fold_into_stages_and_stages_into_nodes(site: Path):
@@ -222,6 +247,8 @@ def test_stages_fold_out_into_nodes(browser: Browser):
         ("hard.summary", ".preview-table__row"),
         ("hard.scores", ".pipeline-plotly-chart svg.main-svg"),
         ("hard.summary_text", ".pipeline-metadata__preview-html"),
+        ("hard.report", ".pipeline-metadata__preview-html"),
+        ("contact_sheet", "img.pipeline-metadata__plot-image"),
     ],
 )
 def test_previews_are_drawn(browser: Browser, site: Path, dataset: str, drawn: str):
@@ -229,7 +256,11 @@ def test_previews_are_drawn(browser: Browser, site: Path, dataset: str, drawn: s
     shown = browser.page.locator(drawn).first
     shown.wait_for(state="visible")
     if drawn.startswith("img"):
-        assert shown.evaluate("image => image.naturalWidth") > 100
+        size = shown.evaluate("image => [image.naturalWidth, image.naturalHeight, image.width, image.height]")
+        assert size[0] > 100
+        assert size[0] / size[1] == pytest.approx(size[2] / size[3], rel=0.03), "the image is squashed"
+    if drawn.endswith("html"):
+        assert shown.locator("em").count() == 0, "names with underscores are not italic"
     assert not browser.errors
 
 
@@ -239,6 +270,15 @@ def test_workflow_shows_status_and_duration(browser: Browser):
     notification = browser.page.locator(".run-status-notification")
     notification.wait_for(state="visible")
     assert "in " in notification.inner_text()
+    assert not browser.errors
+
+
+def test_workflow_has_an_address_of_its_own(browser: Browser):
+    browser.page.goto(f"{browser.address}/workflow")
+    browser.page.locator(".run-status-notification").wait_for(state="visible")
+    browser.page.locator("[data-test=global-toolbar-flowchart-btn]").click()
+    browser.page.wait_for_url(lambda url: "workflow" not in url)
+    browser.page.locator(".pipeline-node").first.wait_for()
     assert not browser.errors
 
 

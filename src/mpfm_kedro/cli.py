@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+import difflib
 import shlex
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
+from kedro.framework.cli.project import run as kedro_run
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 
 from mpfm_kedro.backbones.store import FeatureStore
-from mpfm_kedro.configuration import ProjectConfigLoader, input_path, output_path, project_root
+from mpfm_kedro.configuration import input_path, output_path, project_loader, project_root
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.experiments.protocol import PRODUCTION
 from mpfm_kedro.experiments.versions import check_version, find_version, list_versions
 from mpfm_kedro.locks import Use, locked
+from mpfm_kedro.pipeline_registry import register_pipelines
 from mpfm_kedro.pipelines.stage_code import write_stage_code
 from mpfm_kedro.sources.fetching import fetch as fetch_images
 from mpfm_kedro.sources.repeats import joined_groups
-
-warnings.filterwarnings("ignore", message="Option '--pipeline' is deprecated")  # what many type; it works as well
 
 
 def _root(name: str, default: str, absolute: Callable[[Path, Path], Path]) -> Callable[..., Any]:
@@ -42,6 +45,24 @@ RAW = _root("--data-root", "data/01_raw", input_path)
 @click.group(name="mpfm_kedro")
 def cli() -> None:
     """Commands of this project."""
+
+
+def _run(pipeline: str | None, pipelines: list[str], **options: Any) -> Any:
+    """Run pipelines as Kedro does; ``--pipeline`` means ``--pipelines``, and an unknown name is one clear line."""
+    names = [*pipelines, *([pipeline] if pipeline else [])]
+    known = register_pipelines()
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean '{near[0]}'? " if near else ""
+            raise InputError(f"There is no pipeline '{name}': {hint}There are: {', '.join(sorted(known))}")
+    assert kedro_run.callback is not None
+    return kedro_run.callback(pipeline=None, pipelines=names, **options)
+
+
+run = copy.copy(kedro_run)
+run.callback = _run
+cli.add_command(run)
 
 
 @cli.group()
@@ -72,11 +93,8 @@ def _stores(output_root: Path) -> FeatureStore:
 
 def _configured(name: str, output_root: Path | None = None) -> Path:
     """The path of a dataset as the catalog states it."""
-    project = project_root()
-    parameters = {"output_root": str(output_root)} if output_root else None
-    conf = str(project / "conf")
-    loader = ProjectConfigLoader(conf, base_env="base", default_run_env="base", runtime_params=parameters)
-    return project / loader["catalog"][name]["filepath"]
+    parameters = {"output_root": str(output_root)} if output_root else {}
+    return project_root() / project_loader(**parameters)["catalog"][name]["filepath"]
 
 
 def _versions(output_root: Path) -> Path:
@@ -100,7 +118,7 @@ def list_all(output_root: Path) -> None:
 
 @versions.command()
 @click.argument("dataset")
-@click.argument("setting", type=click.Choice(["general", "hard"]))
+@click.argument("setting", type=click.Choice(["general", "hard", PRODUCTION]))
 @click.argument("version")
 @ROOT
 @click.option("--env", default=None, help="Environment, the same as of kedro run.")
@@ -108,6 +126,9 @@ def use(dataset: str, setting: str, version: str, output_root: Path, env: str | 
     """Put the models of VERSION (or of the one that begins so) in the place of the present ones."""
     version = find_version(_versions(output_root), dataset, setting, version)
     parameters = {"dataset": dataset, "output_root": str(output_root)}
+    if setting == PRODUCTION:
+        _use_production(version, parameters, env)
+        return
     parts = [f"{setting}.{name}" for name in ("record", "runs", "trials", "initial_models", "models")]
     bootstrap_project(project_root())
     session = KedroSession.create(project_root(), env=env, runtime_params=parameters)
@@ -128,6 +149,18 @@ def use(dataset: str, setting: str, version: str, output_root: Path, env: str | 
     environment = f" --env={env}" if env else ""
     click.echo(f"{dataset}, {setting} setting: the models are those of {version} now. To score with them:")
     click.echo(f"kedro run{environment} --pipelines={setting}_setting --namespaces={stages} --params={typed}")
+
+
+def _use_production(version: str, parameters: dict[str, str], env: str | None) -> None:
+    """Put a version of the production model in the place of the present one, and its collection with it."""
+    bootstrap_project(project_root())
+    session = KedroSession.create(project_root(), env=env, runtime_params=parameters)
+    with session, locked(Path(parameters["output_root"]), Use(parameters["dataset"], [PRODUCTION])):
+        catalog = session.load_context()._get_catalog(load_versions={"production.model_version": version})
+        model, collection = catalog.load("production.model_version"), catalog.load("collection")
+        catalog.save("production_model", model)
+        catalog.save("collection", collection.with_rows(model.card["learned"]))
+    click.echo(f"{parameters['dataset']}: the production model is that of {version} now, and so is what it has learned")
 
 
 @cli.group()

@@ -6,13 +6,19 @@ elsewhere finds the same files.
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kedro.config import OmegaConfigLoader
+from kedro.config import MissingConfigException, OmegaConfigLoader
 from kedro.utils import find_kedro_project, is_kedro_project
 from omegaconf import OmegaConf
+
+LAST_RUN = "last_run.json"  # in the output folder: what kedro-viz shows
+ENVIRONMENTS = {"base_env": "base", "default_run_env": "local", "merge_strategy": {"parameters": "soft"}}
 
 
 def project_root() -> Path:
@@ -31,13 +37,45 @@ def input_path(path: str | Path, project: Path) -> Path:
     return here if here.exists() and not inside.exists() else inside
 
 
+def project_loader(env: str | None = None, **parameters: Any) -> ProjectConfigLoader:
+    """The configuration of the project around the current folder."""
+    return ProjectConfigLoader(str(project_root() / "conf"), env=env, runtime_params=parameters, **ENVIRONMENTS)
+
+
+def viewing() -> bool:
+    """Whether this process was started as ``kedro viz …``, to look at results and not to make some."""
+    return sys.argv[1:2] == ["viz"]
+
+
+def pipeline_in_view() -> str | None:
+    """In kedro-viz, the pipeline that ran last."""
+    last = project_loader(os.environ.get("KEDRO_ENV")).last_run() if viewing() else None
+    return last["pipeline"] if last else None
+
+
 class ProjectConfigLoader(OmegaConfigLoader):
     """OmegaConfigLoader with absolute paths in the parameters and ``${param:name}`` in the catalog.
 
     ``${param:name}`` is the parameter as this run has it: paths such as ``${param:output_root}/${param:dataset}``
     follow ``--params=dataset=…`` and the environment, while the parameter files stay free of resolvers (other tools
     read them too).
+
+    In kedro-viz, environment and parameters are those of the last run, unless others are given there.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if viewing() and (last := self.last_run()):
+            given = self.runtime_params or {}
+            if "dataset" not in given and self.env in (None, last["env"]):
+                self.env, self.runtime_params = last["env"], last["parameters"] | given
+
+    def last_run(self) -> dict[str, Any] | None:
+        """Pipeline, environment and parameters of the last run with the same ``output_root``, if there was one."""
+        try:
+            return json.loads(Path(self["parameters"]["output_root"], LAST_RUN).read_text(encoding="utf-8"))
+        except (OSError, ValueError, KeyError, MissingConfigException):
+            return None
 
     @property
     def project(self) -> Path:

@@ -12,14 +12,26 @@ from mpfm_kedro.errors import InputError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside ``path`` to write to; it takes the name of ``path`` when all went well."""
+    """A temporary file beside ``path`` to write to; it takes the name of ``path`` when all went well.
+
+    Who may read it is decided by the umask, also where a library writes files for their owner alone (safetensors).
+    """
     partial = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield partial
+        if partial.stat().st_mode & 0o077 == 0:
+            partial.chmod(0o666 & ~_umask())
         partial.replace(path)
     except OSError as error:
         raise InputError(f"Cannot write {path}: {error.strerror or error}") from error
     finally:
         with suppress(OSError):  # the folder may not exist
             partial.unlink()
+
+
+def _umask() -> int:
+    """The umask of this process, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -18,7 +19,9 @@ from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
+from mpfm_kedro.configuration import LAST_RUN
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.files import replacing
 from mpfm_kedro.locks import Use, locked, table_parameters
 from mpfm_kedro.parallel import torch_device
 from mpfm_kedro.parameters import check_parameters
@@ -72,8 +75,8 @@ class CheckFiles:
         self._context = context
 
     @hook_impl
-    def before_pipeline_run(self, pipeline: Pipeline) -> None:
-        """Check what the extraction of features will need."""
+    def before_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+        """Check what the extraction of features will need; a weights file of the user's own is read and compared."""
         if not any(node.name.endswith("extract_features") for node in pipeline.nodes):
             return
         assert self._context is not None
@@ -87,6 +90,8 @@ class CheckFiles:
         file = parameters["features"]["weights_file"]
         if file is not None and not Path(file).is_file():
             raise InputError(f"Parameter 'features.weights_file' = '{file}': there is no such file")
+        if file is not None:
+            catalog["backbone_weights"].load()  # unlike catalog.load, this passes our own words on
 
 
 class StageTimes:
@@ -161,6 +166,29 @@ def used_results(pipeline: Pipeline) -> tuple[set[str], set[str]]:
     studies = {name.split(".")[0] for name in pipeline.all_outputs() if "." in name}
     plain = {name for name in pipeline.datasets() if "." not in name and not name.startswith("param")}
     return studies, plain - studies
+
+
+class RememberRun:
+    """Write down what runs, so that kedro-viz shows its dataset and pipeline."""
+
+    def __init__(self) -> None:
+        self._context: KedroContext | None = None
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        """Remember where the parameters of the coming run are."""
+        self._context = context
+
+    @hook_impl(trylast=True)
+    def before_pipeline_run(self, run_params: dict[str, Any]) -> None:
+        """Write pipeline, environment and given parameters into the output folder, after all checks."""
+        assert self._context is not None
+        parameters = self._context.config_loader["parameters"]
+        names = run_params.get("pipeline_names") or ["hard_setting"]
+        given = {name: parameters[name] for name in run_params.get("runtime_params") or {}}
+        last = {"pipeline": names[0], "env": run_params.get("env"), "parameters": given}
+        with replacing(Path(parameters["output_root"], LAST_RUN)) as partial:
+            partial.write_text(json.dumps(last, indent=1), encoding="utf-8")
 
 
 class ShowSummary:

@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +21,7 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.parameters import ComputeParameters
-from mpfm_kedro.progress import progress
+from mpfm_kedro.progress import in_words, progress
 
 if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
     import torch
@@ -30,6 +31,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 MAX_THREADS = 8  # more of them make one task hardly faster
+WORTH_A_LINE = 10  # seconds: what is forecast to be done sooner is not announced
 IDLE_SECONDS = 60  # after which a worker without work ends
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
@@ -54,6 +56,8 @@ def map_tasks(
     device: str = "cpu",
     total: int | None = None,
     memory: int = 0,
+    seconds: Sequence[float] = (),
+    epochs: Callable[[Task], tuple[int, int]] | None = None,
 ) -> list[Result]:
     """``function`` of each task, in the order of the tasks, with one progress bar.
 
@@ -70,27 +74,95 @@ def map_tasks(
         device: auto, cpu or cuda.
         total: how many tasks were planned, finished ones included: they decide the threads of each.
         memory: bytes that one task needs; 0 is unknown.
+        seconds: about how long each task takes, for the forecast before the first is done.
+        epochs: how many epochs a task has done and will do; they are counted instead of tasks where there are some.
     """
     on_cuda = _on_cuda(device)  # a missing device is an error before any work
     if not tasks:
         return []
     total = max(total or 0, len(tasks))
     threads = threads_per_task(parameters, total)
+    timed = partial(_timed, function)
     if parameters.dask_scheduler is not None:
-        completed = _on_dask(function, tasks, label, parameters.dask_scheduler, parameters.threads or 1)
+        at_once = 0  # unknown: workers come and go
+        completed = _on_dask(timed, tasks, label, parameters.dask_scheduler, parameters.threads or 1)
     else:
         at_once = concurrent_tasks(parameters, device, len(tasks), memory)
-        _log_plan(label, len(tasks), at_once, threads, memory, memory_limit(parameters))
+        forecast = sum(seconds) / at_once
+        plan = f"{label}: {len(tasks)} of {total} tasks remain" + (f", about {in_words(forecast)}" if seconds else "")
+        level = logging.DEBUG if seconds and forecast < WORTH_A_LINE else logging.INFO
+        _log_plan(level, plan, at_once, threads, memory, memory_limit(parameters))
         if on_cuda and at_once == 1:  # a second process would need a CUDA context of its own
-            completed = ((index, function(task)) for index, task in enumerate(tasks))
+            completed = ((index, timed(task)) for index, task in enumerate(tasks))
         else:
-            completed = _in_workers(function, tasks, at_once, threads)
+            completed = _in_workers(timed, tasks, at_once, threads)
+    return _collect(completed, tasks, label, total, at_once, list(seconds) or [1.0] * len(tasks), epochs)
+
+
+def _timed(function: Callable[[Task], Result], task: Task) -> tuple[Result, float]:
+    """The result of a task, and its seconds."""
+    began = time.monotonic()
+    return function(task), time.monotonic() - began
+
+
+def _collect(
+    completed: Iterator[tuple[int, tuple[Result, float]]],
+    tasks: Sequence[Task],
+    label: str,
+    total: int,
+    at_once: int,
+    forecast: list[float],
+    epochs: Callable[[Task], tuple[int, int]] | None,
+) -> list[Result]:
+    """The results in the order of the tasks; the remaining time is forecast from the tasks that are done."""
     results: list[Any] = [None] * len(tasks)
+    counts = [epochs(task) for task in tasks] if epochs else []
+    planned = sum(of for _, of in counts)
+    if epochs is not None and planned:
+        running = dict(enumerate(tasks))
+        with (
+            progress(label, planned, "epochs", done=sum(done for done, _ in counts)) as bar,
+            _repeatedly(lambda: bar.reach(_epochs_done(epochs, running, counts))),
+        ):
+            for index, (result, _) in completed:
+                results[index] = result
+                del running[index]
+        return results
+    spent = foreseen = 0.0
     with progress(label, total, "tasks", done=total - len(tasks)) as bar:
-        for index, result in completed:
+        for index, (result, seconds) in completed:
             results[index] = result
+            spent, foreseen = spent + seconds, foreseen + forecast[index]
+            if at_once:
+                bar.expect(spent / foreseen * sum(forecast) / at_once)
             bar.advance()
     return results
+
+
+def _epochs_done(
+    epochs: Callable[[Task], tuple[int, int]], running: dict[int, Task], counts: list[tuple[int, int]]
+) -> int:
+    finished = sum(of for index, (_, of) in enumerate(counts) if index not in running)
+    return finished + sum(epochs(task)[0] for task in list(running.values()))
+
+
+@contextmanager
+def _repeatedly(function: Callable[[], None], every: float = 1.0) -> Iterator[None]:
+    """Call a function from time to time while something else is waited for, and once at the end."""
+    stop = threading.Event()
+
+    def repeat() -> None:
+        while not stop.wait(every):
+            function()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    function()
 
 
 def _on_cuda(device: str) -> bool:
@@ -148,15 +220,13 @@ def _text(file: Path) -> str:
         return ""
 
 
-def _log_plan(label: str, n_tasks: int, at_once: int, threads: int, memory: int, limit: int) -> None:
+def _log_plan(level: int, plan: str, at_once: int, threads: int, memory: int, limit: int) -> None:
     each = f"{memory / 1e9:.1f} GB" if memory else "unknown"
-    logger.info(
-        f"{label}: {n_tasks} task(s), {at_once} at once, threads each: {threads}, memory each: {each}, "
-        f"limit for all: {limit / 1e9:.1f} GB"
-    )
+    resources = f"threads each: {threads}, memory each: {each}, limit for all: {limit / 1e9:.1f} GB"
+    logger.log(level, f"{plan}, {at_once} at once ({resources})")
     if memory > limit:
         logger.warning(
-            f"{label}: one task needs {memory / 1e9:.1f} GB, more than the limit of {limit / 1e9:.1f} GB "
+            f"One task needs {memory / 1e9:.1f} GB, more than the limit of {limit / 1e9:.1f} GB "
             "(compute.memory_share of the available memory); tasks run one at a time and may run out of memory"
         )
 

@@ -197,11 +197,12 @@ def _explain(problem: Any) -> str:
     location = [part for part in problem["loc"] if isinstance(part, str)]  # without the place in a list
     name = ".".join(location)
     if problem["type"] == "extra_forbidden":
-        group = _group_at(location[:-1])
-        known = sorted(group.model_fields)
-        elsewhere = [dotted for dotted in _dotted_names() if dotted.split(".")[-1] == location[-1]]
-        near = elsewhere or difflib.get_close_matches(location[-1], known, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known names: {', '.join(known)}"
+        *groups, last = location
+        beside = {".".join([*groups, field]): field for field in _group_at(groups).model_fields}
+        anywhere = {dotted: dotted.rpartition(".")[2] for dotted in _dotted_names()}
+        same = next((dotted for dotted, own in anywhere.items() if own == last), None)
+        near = same or _nearest(last, beside) or _nearest(last, anywhere)
+        hint = f"did you mean '{near}'?" if near else f"known names: {', '.join(sorted(beside.values()))}"
         return f"Unknown parameter '{name}': {hint}"
     if problem["type"] == "missing":
         return f"Parameter '{name}' is missing from the configuration"
@@ -216,6 +217,12 @@ def _dotted_names(group: type[Group] | None = None, prefix: str = "") -> Iterato
             yield from _dotted_names(annotation, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"
+
+
+def _nearest(name: str, known: Mapping[str, str]) -> str | None:
+    """The dotted name whose last part is most like ``name``, if any is."""
+    near = difflib.get_close_matches(name, known.values(), n=1)
+    return next((dotted for dotted, last in known.items() if near and last == near[0]), None)
 
 
 def _group_at(location: list[str]) -> type[Group]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline
 
+from mpfm_kedro.configuration import pipeline_in_view
 from mpfm_kedro.pipelines import (
     ablation,
     audit,
@@ -21,7 +22,7 @@ from mpfm_kedro.pipelines import (
 
 
 def register_pipelines() -> dict[str, Pipeline]:
-    """All pipelines by name."""
+    """All pipelines by name; kedro-viz shows the default one first, which there is the one that ran last."""
     pipelines = {
         "datasets": datasets.create_pipeline(),
         "ingestion": ingestion.create_pipeline(),
@@ -36,4 +37,4 @@ def register_pipelines() -> dict[str, Pipeline]:
         "predict": predict.create_pipeline(),
         "learn": learn.create_pipeline(),
     }
-    return {**pipelines, "__default__": pipelines["hard_setting"]}
+    return {**pipelines, "__default__": pipelines.get(pipeline_in_view() or "", pipelines["hard_setting"])}

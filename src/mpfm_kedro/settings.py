@@ -1,11 +1,12 @@
 """Project settings, read by Kedro."""
 
-from mpfm_kedro.configuration import ProjectConfigLoader
+from mpfm_kedro.configuration import ENVIRONMENTS, ProjectConfigLoader
 from mpfm_kedro.hooks import (
     CheckFiles,
     CheckParameters,
     ClearErrors,
     ProjectLogging,
+    RememberRun,
     RunLocks,
     ShowSummary,
     StageTimes,
@@ -17,8 +18,9 @@ HOOKS = (
     CheckFiles(),
     ClearErrors(),
     RunLocks(),
+    RememberRun(),
     StageTimes(),
     ShowSummary(),
 )
 CONFIG_LOADER_CLASS = ProjectConfigLoader
-CONFIG_LOADER_ARGS = {"base_env": "base", "default_run_env": "local", "merge_strategy": {"parameters": "soft"}}
+CONFIG_LOADER_ARGS = ENVIRONMENTS

@@ -18,6 +18,7 @@ from mpfm_kedro.experiments.measures import as_metrics, measure_trials, summaris
 
 CONTRACT = ["dataset", "category", "method", "known_class", "n_anomalies"]
 CONTRACT += ["auc_mean", "auc_std", "ap_mean", "ap_std", "n_seeds"]
+PIXELS = ["pixel_auroc", "aupro", "pixel_f1"]
 METHODS = ["MPFM", "MPFM, no anomaly known"]
 
 
@@ -50,6 +51,36 @@ def test_summary_has_both_settings_and_their_means():
     general = own[own["setting"] == "general"]["auc"].mean()
     assert one(summary, setting="general", **cell)["auc_mean"] == pytest.approx(general)
     assert set(summary["known_class"][summary["setting"] == "general"]) == {""}
+
+
+def test_pixel_measures_come_after_the_columns_of_the_contract():
+    scores = trial_scores({"MPFM": 1.0, "A": 0.5}, n_seeds=2)
+    costs = trial_costs(scores)
+    pixels = costs[costs["method"] == "MPFM"].drop(columns="seconds").assign(pixel_auroc=0.9, aupro=0.8, pixel_f1=0.4)
+    pixels.loc[pixels["run"].str.contains("seed1"), "pixel_f1"] = 0.6
+    metrics = measure_trials(scores, costs, pixels)
+    assert metrics.columns.tolist()[-3:] == PIXELS
+    assert metrics[PIXELS].isna().all(axis=1).tolist() == (metrics["method"] == "A").tolist()
+    general = metrics[metrics["setting"] == "general"]
+    summary = summarise_setting(general)
+    assert summary.columns.tolist()[: len(CONTRACT)] == CONTRACT
+    assert summary.columns.tolist()[len(CONTRACT) :: 2] == [f"{name}_mean" for name in PIXELS]
+    row = one(summary, method="MPFM", n_anomalies=10)
+    assert (row["pixel_f1_mean"], row["pixel_f1_std"]) == (pytest.approx(0.5), pytest.approx(0.1))
+    hard = one(summarise(metrics), setting="hard", method="MPFM", n_anomalies=10, known_class="mean")
+    assert (hard["aupro_mean"], hard["seconds"]) == (pytest.approx(0.8), 2.0)
+    loaded = pd.read_csv(io.StringIO(summary.to_csv(index=False)), keep_default_na=False)
+    stored = as_metrics(loaded)
+    assert stored["MPFM"]["M10"]["pixel_f1_mean"] == pytest.approx(0.5)
+    assert not any(name.startswith(tuple(PIXELS)) for name in stored["A"]["M10"])
+
+
+def test_without_masks_there_are_no_columns_of_pixels():
+    scores = trial_scores({"MPFM": 1.0}, n_seeds=1)
+    none = pd.DataFrame(columns=["setting", "run", "method", *PIXELS])
+    metrics = measure_trials(scores, trial_costs(scores), none)
+    pd.testing.assert_frame_equal(metrics, measure_trials(scores, trial_costs(scores)))
+    assert summarise_setting(metrics[metrics["setting"] == "hard"]).columns.tolist() == CONTRACT
 
 
 def test_methods_keep_their_order():

@@ -71,6 +71,13 @@ def test_overlay_shows_the_image_where_nothing_is_unusual():
     assert overlay(image.convert("L"), heat).mode == "RGB"
 
 
+def test_what_is_common_among_normals_hardly_covers_the_image():
+    white = Image.new("RGB", (20, 20), "white")
+    covered = [255 - np.asarray(overlay(white, np.full((5, 5), value)))[10, 10, 2] for value in (0.0, 0.25, 0.5, 0.75)]
+    assert covered == sorted(covered)
+    assert covered[1] < 20 < covered[3]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -95,8 +95,15 @@ def test_categories_that_are_not_here_are_named(tmp_path):
 def test_text_is_the_same_from_a_stored_table(listed, tmp_path):
     table = listed.reset_index()
     text = write_datasets(table)
-    assert "98 of 98" in text
-    assert "3 of -" in text
-    assert str(tmp_path / "headct" / "labels.csv") in text
+    for sentence in (
+        f"  brainmri: BrainMRI, 98 normal and 155 anomalous images, in {tmp_path / 'brainmri'}. From N. Chakrabarty",
+        f"  folder: Own folder, 3 normal and 2 anomalous images, in {tmp_path / 'folder'}. From your own images",
+        "  mvtec_ad (4,096 normal and 1,258 anomalous images, licence: CC BY-NC-SA 4.0). MVTec AD: the folder",
+        str(tmp_path / "headct" / "labels.csv"),
+    ):
+        assert sentence in text
+    headings = [line for line in text.splitlines() if line.endswith(":")]
+    assert [heading.partition(",")[0] for heading in headings] == ["Ready to use", "Ready to use", "Found", "Not here:"]
+    assert "nan" not in text and "- of" not in text
     table.to_csv(tmp_path / "datasets.csv", index=False)
     assert write_datasets(pd.read_csv(tmp_path / "datasets.csv", keep_default_na=False)) == text

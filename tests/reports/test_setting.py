@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import re
+import shutil
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,11 +15,14 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from mpfm_kedro.experiments.measures import summarise_setting
+from experiments.synthetic_trials import trial_costs, trial_scores
+from mpfm_kedro.experiments.columns import TRAINED, UNTRAINED
+from mpfm_kedro.experiments.intervals import gain_of_known_anomalies
+from mpfm_kedro.experiments.measures import measure_trials, summarise_setting
 from mpfm_kedro.reports import figures
-from mpfm_kedro.reports.setting import write_report, write_summary
+from mpfm_kedro.reports.setting import conclusions, write_report, write_summary
 
-METHODS = ["MPFM", "MPFM, no anomaly known"]
+METHODS = [TRAINED, UNTRAINED]
 PARTS = ["score_g", "score_a", "score_r", "score_n"]
 
 
@@ -58,6 +63,18 @@ def drawn(figure: Figure) -> Image.Image:
     return image
 
 
+def test_pixel_measures_are_shown_where_there_are_masks():
+    _, metrics = results(["dent"])
+    assert "AUPRO" not in write_summary(summarise_setting(metrics))
+    has_maps = metrics["method"] == "MPFM"
+    for name, value in {"pixel_auroc": 0.91, "aupro": 0.82, "pixel_f1": 0.43}.items():
+        metrics[name] = np.where(has_maps, value, np.nan)
+    header, first, second, *_ = write_summary(summarise_setting(metrics)).splitlines()
+    assert re.search(r"AP +pixel AUC +AUPRO +pixel F1 +seeds", header)
+    assert "0.910 ± 0.000 0.820 ± 0.000 0.430 ± 0.000" in first
+    assert "nan" not in second
+
+
 def visible(figure: Figure) -> list:
     return [axis for axis in figure.axes if axis.get_visible()]
 
@@ -68,17 +85,46 @@ def test_roc_curves_have_one_panel_per_cell(classes, numbers):
     figure = figures.draw_roc_curves(scores, metrics)
     panels = visible(figure)
     assert len(panels) == len(classes) * len(numbers)
-    assert all(len(panel.lines) == 4 for panel in panels), "two seeds, trained and not"
-    shown = metrics[(metrics["method"] == "MPFM") & (metrics["known_class"] == classes[-1])]
-    expected = shown["auc"][shown["n_anomalies"] == numbers[-1]].mean()
-    assert f"AUC {expected:.3f}" in panels[-1].get_title()
+    for panel in panels:
+        *_, untrained, trained = panel.lines  # over the diagonal
+        assert trained.get_color() != untrained.get_color() and trained.get_linestyle() != untrained.get_linestyle()
+    shown = metrics[(metrics["known_class"] == classes[-1]) & (metrics["n_anomalies"] == numbers[-1])]
+    expected = [f"{method}: AUC {shown['auc'][shown['method'] == method].mean():.3f}" for method in METHODS]
+    assert {text.get_text() for text in panels[-1].get_legend().get_texts()} == set(expected)
     drawn(figure)
+
+
+def test_roc_curve_of_several_seeds_is_their_mean_within_their_range():
+    scores, metrics = results([""])
+    (panel,) = visible(figures.draw_roc_curves(scores, metrics))
+    (band,) = [part for part in panel.collections if part.get_facecolor()[0][0] > 0.7]  # the red one
+    low, high = band.get_paths()[0].get_extents().intervaly
+    mean = panel.lines[-1].get_ydata()
+    assert low <= mean.min() and mean.max() <= high
+    assert (np.diff(mean) >= 0).all() and mean[-1] == 1
 
 
 def test_histograms_show_the_score_and_its_parts():
     figure = figures.draw_score_histograms(results(["a"])[0])
     assert [axis.get_title() for axis in visible(figure)] == ["score", *PARTS]
     drawn(figure)
+
+
+def test_outliers_do_not_squeeze_a_histogram():
+    scores = results(["a"])[0]
+    (trained,) = np.flatnonzero(scores["method"] == "MPFM")[:1]
+    scores.loc[trained, "score_g"] = 1e6
+    panel = visible(figures.draw_score_histograms(scores))[1]
+    assert panel.get_title() == "score_g"
+    assert panel.get_xlim()[1] < 20, "standard normal values are still distinguished"
+
+
+def test_outliers_in_the_last_bar_do_not_flatten_the_others():
+    scores = results(["a"])[0]
+    scores.loc[(scores["method"] == "MPFM") & (scores["label"] == 1), "score_g"] = 1e6
+    panel = visible(figures.draw_score_histograms(scores))[1]
+    inner = [bar for patch in panel.patches for bar in patch.get_data().values[1:-1]]
+    assert panel.get_ylim()[1] == pytest.approx(1.1 * max(inner)) > 0
 
 
 def test_histogram_of_a_part_that_never_varies():
@@ -109,6 +155,38 @@ def test_summary_text_has_every_number():
         assert f"{row['auc_mean']:.3f} ± {row['auc_std']:.3f}" in text
         assert f"{row['ap_mean']:.3f} ± {row['ap_std']:.3f}" in text
     assert "split of the normals is fixed" in text
+    assert "AUC: Of a random anomaly and a random normal image" in text
+
+
+@pytest.mark.parametrize(
+    ("gain", "n_seeds", "sentence"),
+    [
+        (6.0, 3, "What MPFM learned from the 10 known anomalies adds 0."),
+        (-6.0, 3, "What MPFM learned from the 10 known anomalies costs 0."),
+        (0.0, 3, "What MPFM learned from the 10 known anomalies adds nothing measurable here ("),
+        (6.0, 1, "one seed cannot tell"),
+    ],
+)
+def test_summary_says_what_known_anomalies_add(gain, n_seeds, sentence):
+    strength = {TRAINED: 3 + gain / 2, UNTRAINED: 3 - gain / 2}
+    scores = trial_scores(strength, numbers=(10,), n_seeds=n_seeds)
+    scores = scores[scores["setting"] == "hard"]
+    samples = pd.DataFrame({"sample_id": scores["sample"].unique()}).assign(group=lambda table: table["sample_id"])
+    summary = summarise_setting(measure_trials(scores, trial_costs(scores)))
+    text = write_summary(summary, None, gain_of_known_anomalies(scores, samples))
+    assert text.count(f"compared with '{UNTRAINED}'") == 1, "of the mean over classes alone"
+    assert sentence in text
+
+
+def test_nothing_is_said_of_known_anomalies_where_there_are_none():
+    assert write_summary(summarise_setting(results([""])[1]), None, pd.DataFrame()).endswith("0.5 is chance.")
+
+
+def test_a_difference_that_rounds_to_nothing_has_no_minus():
+    row = {"category": "", "known_class": "", "n_anomalies": 1, "method": "MPFM", "verdict": "undecided"}
+    differences = pd.DataFrame([row | {"difference": -1e-5, "low": -0.01, "high": 0.01}])
+    (sentence,) = conclusions(differences, pd.DataFrame({"n_seeds": [5]}))
+    assert "the one known anomaly" in sentence and "(+0.000 AUC)" in sentence and "-0.010 to +0.010" in sentence
 
 
 class Page(HTMLParser):
@@ -120,6 +198,7 @@ class Page(HTMLParser):
         self.count: dict[str, int] = {}
         self.sources: list[str] = []
         self.text = ""
+        self.terms: list[str] = []
         self.feed(text)
         self.close()
         assert self.open == []
@@ -135,6 +214,31 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += f"{data} "
+        if self.open[-1:] == ["dt"]:
+            self.terms.append(data)
+
+
+def test_report_is_as_wide_as_the_screen_and_readable_on_a_phone(tmp_path: Path):
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no browser is found: install Debian's package chromium")
+    from playwright.sync_api import sync_playwright
+
+    scores, metrics = results(["dent", "hole"], (10, 1))
+    file = tmp_path / "report.html"
+    file.write_text(write_report(summarise_setting(metrics), metrics, scores, history(0)))
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        for width, columns in ((1400, 2), (380, 1)):
+            page = browser.new_page(viewport={"width": width, "height": 900})
+            page.goto(f"file://{file}")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing is beside the screen"
+            text, panels = (page.locator(name).first.bounding_box() for name in ("p", ".panels"))
+            image = page.locator(".panels img").first.bounding_box()
+            assert text and panels and image
+            assert panels["width"] == pytest.approx(text["width"], abs=2), "as wide as the text"
+            assert image["width"] == pytest.approx(panels["width"] / columns, rel=0.05)
+        browser.close()
 
 
 @pytest.mark.parametrize("n_epochs", [0, 3])
@@ -146,6 +250,9 @@ def test_report_is_one_complete_page_with_the_numbers(n_epochs):
     page = Page(report)
     assert [page.count[tag] for tag in ("html", "head", "title", "body", "h1")] == [1] * 5
     assert page.count["table"] == 2
+    assert "category" not in page.text, "a dataset without categories has no column for them"
+    for label in ["AUC", "AP", "M", "known class", "seeds", *METHODS, "score_g", "score_a", "score_r", "score_n"]:
+        assert label in page.terms or f"{label}: " in page.text, f"{label} is not explained"
     assert "b" not in page.count, "names are text, not markup"
     assert "<b>hole & dent</b>" in page.text
     for row in summary.to_dict("records"):
@@ -153,7 +260,7 @@ def test_report_is_one_complete_page_with_the_numbers(n_epochs):
         assert f"{row['ap_mean']:.3f} ± {row['ap_std']:.3f}" in page.text
     for auc in metrics["auc"]:
         assert f"{auc:.4f}".rstrip("0") in page.text
-    assert len(page.sources) == (4 if n_epochs else 3)  # prototypes of images are those of a trained flow
+    assert page.count["img"] == len(page.sources) == 2 + 5 + (6 + 3 if n_epochs else 0)  # one image per panel
     for source in page.sources:
         kind, content = re.fullmatch(r"data:image/(\w+);base64,(.*)", source).groups()
         assert Image.open(io.BytesIO(base64.b64decode(content))).format == kind.upper()

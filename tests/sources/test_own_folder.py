@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 import re
 import shutil
 
 import pytest
+from PIL import Image
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.sources.folder import SOURCE
@@ -109,3 +111,100 @@ def test_extra_folder_in_mvtec_layout(parted, draw, extra):
     draw(parted / extra / "a.png")
     with pytest.raises(InputError, match=re.escape(f"unknown folder {parted / extra}")):
         SOURCE.list_samples(parted)
+
+
+def test_folders_in_a_class_belong_to_it(build, draw):
+    folder = build("folder")
+    for name in ("good/batch1/a.png", "good/batch1/deep/er.png", "good/good/z.png", "dent/left/a.png"):
+        draw(folder / name)
+    table = SOURCE.list_samples(folder).set_index("path")
+    assert table["defect_class"].to_dict() == {
+        "dent/a.PNG": "dent",
+        "dent/left/a.png": "dent",
+        "good/a.png": "",
+        "good/b.jpg": "",
+        "good/batch1/a.png": "",
+        "good/batch1/deep/er.png": "",
+        "good/good/z.png": "",
+        "scratch/a.png": "scratch",
+    }
+
+
+def test_masks_of_nested_images_are_nested_alike(parted, draw):
+    for part in ("left", "right"):
+        draw(parted / "test" / "dent" / part / "d.png")
+    draw(parted / "ground_truth" / "dent" / "left" / "d_mask.png")
+    table = SOURCE.list_samples(parted).set_index("path")
+    assert table["mask_path"]["test/dent/left/d.png"] == "ground_truth/dent/left/d_mask.png"
+    assert table["mask_path"]["test/dent/right/d.png"] == ""
+    assert table["mask_path"]["test/dent/d.jpg"] == "ground_truth/dent/d_mask.png"
+
+
+def test_mask_of_a_photo_that_lies_on_its_side_is_upright(parted, draw):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (8, 6)).save(parted / "test" / "dent" / "d.jpg", exif=exif)
+    draw(parted / "ground_truth" / "dent" / "d_mask.png", (6, 8))
+    table = SOURCE.list_samples(parted).set_index("path")
+    assert table["mask_path"]["test/dent/d.jpg"] == "ground_truth/dent/d_mask.png"
+
+
+def test_folder_that_is_named_like_an_image(build, draw, caplog):
+    folder = build("folder")
+    draw(folder / "good" / "x.png" / "a.png")
+    assert "good/x.png/a.png" in set(SOURCE.list_samples(folder)["path"])
+    assert "x.png is a folder, not an image" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["loop", "good/loop", "good/batch/loop", "dent/loop"])
+@pytest.mark.parametrize("up", [0, 1])
+def test_link_to_a_folder_above_is_reported_and_not_followed(build, draw, name, up, caplog):
+    folder = build("folder")
+    draw(folder / "good" / "batch" / "a.png")
+    before = SOURCE.list_samples(folder)
+    link = folder / name
+    link.symlink_to(link.parents[min(up, name.count("/"))], target_is_directory=True)
+    assert SOURCE.list_samples(folder).equals(before)
+    assert f"{link} is a link to a folder that it is in" in caplog.text
+
+
+def test_link_to_itself_and_broken_link_are_reported(build, caplog):
+    folder = build("folder")
+    before = SOURCE.list_samples(folder)
+    (folder / "good" / "self.png").symlink_to("self.png")
+    (folder / "good" / "gone.png").symlink_to("nowhere.png")
+    assert SOURCE.list_samples(folder).equals(before)
+    assert f"2 files in {folder / 'good'} are no images that are read" in caplog.text
+
+
+def test_linked_images_and_folders_are_used(build, draw, tmp_path):
+    folder = build("folder")
+    draw(tmp_path / "elsewhere" / "far.png")
+    (folder / "good" / "near.png").symlink_to(tmp_path / "elsewhere" / "far.png")
+    (folder / "good" / "more").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    assert {"good/near.png", "good/more/far.png"} <= set(SOURCE.list_samples(folder)["path"])
+
+
+@pytest.mark.parametrize("parent", [b"good", b"dent", b"gr\xfcn"])
+def test_name_that_is_not_utf8_is_refused_by_name(build, draw, parent):
+    folder = build("folder")
+    image = draw(folder / "spare.png")
+    odd = folder / os.fsdecode(parent)
+    odd.mkdir(exist_ok=True)
+    image.rename(odd / ("a.png" if b"\xfc" in parent else os.fsdecode(b"gr\xfcn.png")))
+    with pytest.raises(InputError, match=r"the name b'gr\\xfcn.* is not UTF-8; rename it") as raised:
+        SOURCE.list_samples(folder)
+    str(raised.value).encode("utf-8")  # it can be printed
+
+
+def test_missing_data_root_is_named_as_it_was_typed(tmp_path):
+    with pytest.raises(InputError, match=re.escape(f"{tmp_path / 'nowhere'} is missing")):
+        SOURCE.locate(tmp_path / "nowhere")
+
+
+def test_data_root_without_the_layout_is_named_with_what_it_holds(tmp_path, draw):
+    draw(tmp_path / "bolts" / "OK" / "a.png")
+    (tmp_path / "screws").mkdir()
+    with pytest.raises(InputError, match=r"neither good/ nor train/good, but bolts, screws; expected is") as raised:
+        SOURCE.locate(tmp_path)
+    assert f"data_root {tmp_path} " in str(raised.value)

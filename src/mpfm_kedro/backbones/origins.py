@@ -114,9 +114,20 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch answers a damaged file with exceptions of a dozen types
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise InputError(f"Cannot read weights from {path}: {reason}") from error
+        raise InputError(f"Cannot read weights from {path}: {_reason(error)}") from error
     return _state_dict(loaded, str(path))
+
+
+def _reason(error: Exception) -> str:
+    """Why a file is not read; torch's own words for a refused pickle are how to read it all the same."""
+    if asked := re.search(r"GLOBAL ([\w.]+)", str(error)):
+        return (
+            f"it asks for {asked[1]}, and such a file may run any code when it is read. Store tensors alone, with "
+            "torch.save(model.state_dict(), file) or as .safetensors"
+        )
+    if isinstance(error, KeyError | pickle.UnpicklingError):
+        return "this is no file with weights, or a damaged one"
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def _state_dict(loaded: Any, source: str) -> dict[str, Tensor]:

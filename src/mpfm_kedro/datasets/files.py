@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import html
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pandas as pd
-from kedro_datasets._typing import HTMLPreview, PlotlyPreview, TablePreview
+from kedro_datasets._typing import HTMLPreview, ImagePreview, PlotlyPreview, TablePreview
 from kedro_datasets.json import JSONDataset
 from kedro_datasets.matplotlib import MatplotlibDataset
 from kedro_datasets.pandas import CSVDataset, ParquetDataset
 from kedro_datasets.text import TextDataset
+from PIL import Image
 
-from mpfm_kedro.datasets.previews import show_curves, show_histogram, show_table
+from mpfm_kedro.datasets.previews import show_curves, show_histogram, show_image, show_page, show_table, show_text
 from mpfm_kedro.files import replacing
 
 
@@ -75,10 +75,13 @@ class AtomicTextDataset(_Atomic, TextDataset):
     def preview(self) -> HTMLPreview:
         """The text as it is, for kedro-viz; a page as a page."""
         text = Path(self._filepath).read_text()
-        if self._filepath.suffix == ".html":
-            return HTMLPreview(text.replace("\n", " "))  # kedro-viz would show an empty line for each new line
-        return HTMLPreview(f"<pre>{html.escape(text)}</pre>")
+        return show_page(text) if self._filepath.suffix == ".html" else show_text(text)
 
 
 class AtomicMatplotlibDataset(_Atomic, MatplotlibDataset):
     """A figure, replaced in one step."""
+
+    def preview(self) -> ImagePreview:
+        """The figure, for kedro-viz."""
+        with Image.open(self._filepath) as image:
+            return show_image(image)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ from kedro.io import AbstractDataset
 from kedro_datasets._typing import ImagePreview
 from PIL import Image, ImageOps
 
+from mpfm_kedro.datasets.previews import show_image
 from mpfm_kedro.images.loading import THUMBNAIL, ImageLoader
 from mpfm_kedro.sources import get_source
 
@@ -52,9 +51,7 @@ class ImagesDataset(AbstractDataset[None, ImageLoader]):
             with Image.open(file) as image:
                 shown = ImageOps.contain(image, (THUMBNAIL - 4, THUMBNAIL - 4))
             sheet.paste(shown, (column * THUMBNAIL, row * THUMBNAIL))
-        content = io.BytesIO()
-        sheet.save(content, format="png")
-        return ImagePreview(base64.b64encode(content.getvalue()).decode())
+        return show_image(sheet)
 
     def _describe(self) -> dict[str, Any]:
         return {"dataset": self._dataset, "data_root": str(self._root)}

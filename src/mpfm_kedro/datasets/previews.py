@@ -1,20 +1,46 @@
-"""What kedro-viz shows of a dataset: tables, curves and histograms, small enough for a page."""
+"""What kedro-viz shows of a dataset: tables, curves, histograms, images and texts, small enough for a page."""
 
 from __future__ import annotations
 
+import base64
+import html
+import io
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from kedro_datasets._typing import PlotlyPreview, TablePreview
+from kedro_datasets._typing import HTMLPreview, ImagePreview, PlotlyPreview, TablePreview
+from PIL import Image, ImageOps
 
 BINS = 40
+PANEL = 457, 300  # kedro-viz stretches every image to a panel of this shape
+MARKUP = str.maketrans({mark: f"&#{ord(mark)};" for mark in "_*`~[]|"})
 
 
 def show_table(table: pd.DataFrame) -> TablePreview:
     """A table with rounded numbers; a cell that holds a list shows how long it is."""
     shown = table.map(_shorten).astype(object)
     return TablePreview(shown.where(table.notna(), "").reset_index(drop=True).to_dict(orient="split"))
+
+
+def show_image(image: Image.Image) -> ImagePreview:
+    """An image on a white ground with the shape of kedro-viz's panel, which then does not distort it."""
+    width, height = PANEL
+    scale = max(image.width / width, image.height / height)
+    content = io.BytesIO()
+    size = round(width * scale), round(height * scale)
+    ImageOps.pad(image.convert("RGB"), size, color="white").save(content, format="png")
+    return ImagePreview(base64.b64encode(content.getvalue()).decode())
+
+
+def show_text(text: str) -> HTMLPreview:
+    """A text as it is; kedro-viz would take its underscores and stars for Markdown."""
+    return HTMLPreview(f"<pre>{html.escape(text).translate(MARKUP)}</pre>")
+
+
+def show_page(page: str) -> HTMLPreview:
+    """An HTML page; kedro-viz would show an empty line for each new line, and take underscores for Markdown."""
+    return HTMLPreview(page.replace("\n", " ").translate(MARKUP))
 
 
 def _shorten(cell: Any) -> Any:

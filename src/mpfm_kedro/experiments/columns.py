@@ -21,4 +21,6 @@ COSTS = [*TRIAL, "seconds"]
 MEASURES = ["auc_mean", "auc_std", "ap_mean", "ap_std"]
 SUMMARY = [*CELL_METHOD, *MEASURES, "n_seeds", "seconds"]
 SETTING_SUMMARY = ["dataset", "category", "method", "known_class", "n_anomalies", *MEASURES, "n_seeds"]
+PIXEL_MEASURES = ["pixel_auroc", "aupro", "pixel_f1"]  # where there are masks; other tables lack these columns
+PIXEL_SUMMARY = [f"{name}_{kind}" for name in PIXEL_MEASURES for kind in ("mean", "std")]
 WITHOUT_REPEATS = [*CELL_METHOD, *MEASURES, "n_seeds", "excluded"]

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import norm, t
 
-from mpfm_kedro.experiments.columns import CELL, CELL_METHOD, RUN, TRAINED, TRIAL
+from mpfm_kedro.experiments.columns import CELL, CELL_METHOD, RUN, TRAINED, TRIAL, UNTRAINED
 from mpfm_kedro.experiments.measures import with_means
 
 DIFFERENCES = [*CELL_METHOD, "difference", "low", "high", "verdict"]
@@ -51,6 +51,11 @@ def paired_differences(
             if len(difference):
                 rows.append(dict(zip(CELL, cell, strict=True)) | {"method": method} | _interval(difference))
     return pd.DataFrame(rows, columns=DIFFERENCES)
+
+
+def gain_of_known_anomalies(scores: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
+    """What known anomalies add to the AUC of MPFM: that of MPFM minus that of MPFM without any, by cell."""
+    return paired_differences(scores, samples, baseline=UNTRAINED)
 
 
 def weighted_aucs(

@@ -1,6 +1,7 @@
 """AUC-ROC and average precision of every trial, and their summary over seeds.
 
-Settings and studies take the same way: scores and costs → metrics by trial → summary by cell and method.
+Settings and studies take the same way: scores and costs → metrics by trial → summary by cell and method. Where there
+are masks, the measures of pixels are columns behind the others.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from mpfm_kedro.experiments.columns import (
     COSTS,
     EXPERIMENT,
     MEASURES,
+    PIXEL_MEASURES,
+    PIXEL_SUMMARY,
     RUN,
     SETTING_SUMMARY,
     SUMMARY,
@@ -29,11 +32,12 @@ from mpfm_kedro.sources.repeats import content
 LAST = "\uffff"  # sorts after every name
 
 
-def measure_trials(scores: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFrame:
-    """One row per run and method: AUC, AP, sizes of the test set, seconds of fitting and scoring."""
+def measure_trials(scores: pd.DataFrame, costs: pd.DataFrame, pixels: pd.DataFrame | None = None) -> pd.DataFrame:
+    """One row per run and method: AUC, AP, sizes of the test set, seconds of fitting and scoring; pixel measures."""
     metrics = pd.DataFrame([describe(part) | measures(part) for _, part in scores.groupby(TRIAL, sort=False)])
     check_complete(metrics)
-    return metrics.merge(costs[COSTS], on=TRIAL, how="left")
+    metrics = metrics.merge(costs[COSTS], on=TRIAL, how="left")
+    return metrics if pixels is None or pixels.empty else metrics.merge(pixels, on=TRIAL, how="left")
 
 
 def describe(part: pd.DataFrame) -> dict[str, Any]:
@@ -72,12 +76,14 @@ def summarise(run_metrics: pd.DataFrame) -> pd.DataFrame:
     """
     by = [*EXPERIMENT, "method", "n_anomalies"]
     seconds = run_metrics.groupby(by)["seconds"].mean().reset_index()
-    return over_seeds(run_metrics, "auc", "ap").merge(seconds, on=by, how="left")[SUMMARY]
+    found = over_seeds(run_metrics, "auc", "ap", *_present(PIXEL_MEASURES, run_metrics))
+    return found.merge(seconds, on=by, how="left")[SUMMARY + _present(PIXEL_SUMMARY, found)]
 
 
 def summarise_setting(run_metrics: pd.DataFrame) -> pd.DataFrame:
     """The summary of one setting in the columns of its ``summary.csv``."""
-    return summarise(run_metrics)[SETTING_SUMMARY]
+    summary = summarise(run_metrics)
+    return summary[SETTING_SUMMARY + _present(PIXEL_SUMMARY, summary)]
 
 
 def summarise_without_repeats(scores: pd.DataFrame, runs: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
@@ -107,19 +113,21 @@ def repeated_tests(run: dict[str, Any], shown: pd.Series) -> set[str]:
 
 
 def as_metrics(summary: pd.DataFrame) -> dict[str, Any]:
-    """AUC and AP of a setting's summary by method, then category and known class where there are some, then M."""
+    """The measures of a setting's summary by method, then category and known class where there are some, then M."""
     metrics: dict[str, Any] = {}
+    names = MEASURES + _present(PIXEL_SUMMARY, summary)
     for row in with_numbers(summary).to_dict("records"):
         cell = metrics.setdefault(row["method"], {})
         for name in filter(None, [row["category"], row["known_class"]]):
             cell = cell.setdefault(name, {})
-        cell[f"M{row['n_anomalies']}"] = {name: row[name] for name in MEASURES if not np.isnan(row[name])}
+        cell[f"M{row['n_anomalies']}"] = {name: row[name] for name in names if not np.isnan(row[name])}
     return metrics
 
 
 def with_numbers(summary: pd.DataFrame) -> pd.DataFrame:
     """The measures as numbers: an undefined one comes back from a CSV file as an empty text."""
-    return summary.assign(**{name: pd.to_numeric(summary[name]) for name in MEASURES})
+    names = MEASURES + _present(PIXEL_SUMMARY, summary)
+    return summary.assign(**{name: pd.to_numeric(summary[name]) for name in names})
 
 
 def over_seeds(run_metrics: pd.DataFrame, *values: str) -> pd.DataFrame:
@@ -140,6 +148,11 @@ def with_means(run_metrics: pd.DataFrame, values: list[Any]) -> pd.DataFrame:
         if part["category"].nunique() > 1:
             tables.append(_mean_over(tables[-1], "category", values))
     return pd.concat(tables, ignore_index=True)
+
+
+def _present(names: list[str], table: pd.DataFrame) -> list[str]:
+    """Those of the columns that a table has."""
+    return [name for name in names if name in table]
 
 
 def _mean_over(metrics: pd.DataFrame, column: str, values: list[Any]) -> pd.DataFrame:

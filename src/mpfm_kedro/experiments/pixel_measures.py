@@ -6,6 +6,8 @@ is cut to ten binary digits, by 0.2 % at most; of the cut values all measures ar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +16,52 @@ from PIL import Image
 from scipy.ndimage import label
 
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.experiments.columns import PIXEL_MEASURES
+from mpfm_kedro.images.position_maps import resize, smooth_maps
 from mpfm_kedro.sources.masks import merge_masks
 from mpfm_kedro.sources.samples import parse_crop
 
 FPR_LIMIT = 0.3  # of the AUPRO
 KEY_BITS = 18  # sign, eight of the exponent, nine digits after the leading one
-PIXEL_MEASURES = ["pixel_auroc", "aupro", "pixel_f1"]
+
+
+@dataclass(frozen=True)
+class Marked:
+    """Where a sample is defective.
+
+    Args:
+        mask_path: as in the sample table, empty for a sample without defects.
+        crop: as in the sample table.
+        size: width and height in which pixels are counted.
+    """
+
+    mask_path: str
+    crop: str
+    size: tuple[int, int]
+
+
+def measure_maps(
+    maps: NDArray[np.float32], marked: Sequence[Marked | None], folder: Path, subsets: Sequence[Sequence[int]]
+) -> NDArray[np.float64]:
+    """The three measures of heat maps on each of some subsets of the samples, (subsets, 3).
+
+    Args:
+        maps: values of the positions of n samples, (n, H', W').
+        marked: where each of them is defective; None where nobody knows, and the sample does not count.
+        folder: of the source, with the masks.
+        subsets: positions of samples.
+    """
+    counts = [PixelCounts() for _ in subsets]
+    members = [set(subset) for subset in subsets]
+    for place, own in enumerate(marked):
+        if own is not None:
+            heat = resize(smooth_maps(maps[place : place + 1])[0], own.size)
+            image = PixelCounts()
+            image.add(heat, read_mask(folder, own.mask_path, own.crop, own.size))
+            for total, inside in zip(counts, members, strict=True):
+                if place in inside:
+                    total.merge(image)
+    return np.array([list(total.measures().values()) for total in counts])
 
 
 class PixelCounts:
@@ -43,6 +85,18 @@ class PixelCounts:
             self.n_regions += number
             np.add.at(self.marked, own, 1)
             np.add.at(self.overlap, own, 1 / np.bincount(inside)[inside])
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self.normal.nbytes + self.marked.nbytes + self.overlap.nbytes
+
+    def merge(self, other: PixelCounts) -> None:
+        """Add the counts of other images."""
+        self.normal += other.normal
+        self.marked += other.marked
+        self.overlap += other.overlap
+        self.n_regions += other.n_regions
 
     def measures(self) -> dict[str, float]:
         """The three measures; undefined where no pixel, or every pixel, is in a defect.

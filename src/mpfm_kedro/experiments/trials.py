@@ -7,7 +7,6 @@ pieces are missing is known before any work begins, so no two workers compute th
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache as remember
@@ -19,6 +18,7 @@ import pandas as pd
 
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.detectors.pieces import Piece, Specification
+from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.cache import ArtefactFile, Cache, cache_key
 from mpfm_kedro.experiments.columns import COSTS, PART_COLUMNS, RUN, SCORES
 from mpfm_kedro.experiments.contents import contents, describe_data
@@ -28,11 +28,11 @@ from mpfm_kedro.parallel import concurrent_tasks, map_tasks, memory_limit
 from mpfm_kedro.parameters import ComputeParameters
 from mpfm_kedro.provenance import code_digest, code_revision, library_versions
 
-logger = logging.getLogger(__name__)
 DATA_CODE = "mpfm_kedro.experiments.fitting"  # which rows of features a piece learns from, with which seed
 TRIAL_COLUMNS = [*RUN, "method", "kind", "budget", "note", "specification"]
 PROCESS_BYTES, POOLED_COPIES, SQUARE_COPIES = 800_000_000, 20, 3  # of a task's memory, as measured on ELPV
-REFERENCE_POSITIONS = 196  # of a map, where the seconds of specifications were measured
+REFERENCE_POSITIONS, REFERENCE_NORMALS = 196, 1131  # where the seconds of specifications were measured
+FIXED_SHARE = 0.25  # of a closed form's seconds there, which few normals take as well
 NO_MODE = -1
 
 
@@ -138,12 +138,19 @@ def _fit_missing(tasks: list[PieceTask], label: str, compute: ComputeParameters)
     label = f"{label} ({names.pop()})" if len(names) == 1 else label
     device, need = remaining[0].device, max(_task_bytes(task) for task in remaining)
     at_once = concurrent_tasks(compute, device, len(remaining), need)
-    positions = int(np.prod(remaining[0].features.store.spec.map_shape[1:]))
-    seconds = sum(task.piece.seconds for task in remaining) * positions / REFERENCE_POSITIONS / at_once
-    if compute.dask_scheduler is None:
-        logger.info("%s: %d of %d remain, about %.1f minutes", label, len(remaining), len(tasks), seconds / 60)
     share = memory_limit(compute) // at_once if compute.dask_scheduler is None else need
-    map_tasks(fit_piece, [replace(task, memory=share) for task in remaining], label, compute, device, len(tasks), need)
+    slowness = _slowness(remaining)
+    map_tasks(
+        fit_piece,
+        [replace(task, memory=share) for task in remaining],
+        label,
+        compute,
+        device,
+        len(tasks),
+        need,
+        [_task_seconds(task) * slowness for task in remaining],
+        _task_epochs,
+    )
 
 
 def fit_piece(task: PieceTask) -> None:
@@ -165,18 +172,16 @@ def score_trials(
 
     Trials that share all pieces are scored together, once for the union of their test samples.
     """
-    groups: dict[tuple[str, ...], list[Trial]] = {}
-    for trial in trials:
-        groups.setdefault(tuple(str(file.path) for file in _pieces(trial, models).values()), []).append(trial)
+    groups = sharing_pieces(trials, models)
     digest = remember(ArtefactFile.digest)
-    tasks = [_score_task(own, features, models, cache, device, digest) for own in groups.values()]
+    tasks = [_score_task(own, features, models, cache, device, digest) for own in groups]
     remaining = [task for task in tasks if not task.entry.exists()]
     if remaining:
         most = max(len(task.samples) for task in remaining)
         need = PROCESS_BYTES + POOLED_COPIES * most * 4 * sum(spec.pooled_size for spec in features.specs)
         map_tasks(score_samples, remaining, "Scoring", compute, device, len(tasks), need)
     scores, costs = [], []
-    for own, task in zip(groups.values(), tasks, strict=True):
+    for own, task in zip(groups, tasks, strict=True):
         artefact = task.entry.load()
         row = {sample: i for i, sample in enumerate(task.samples)}
         fit_seconds = sum(file.details["seconds"] for file in task.pieces.values())
@@ -197,6 +202,14 @@ def score_samples(task: ScoreTask) -> None:
     from mpfm_kedro.experiments.fitting import score  # with torch, which is slow to import
 
     score(task)
+
+
+def sharing_pieces(trials: list[Trial], models: dict[str, ArtefactFile]) -> list[list[Trial]]:
+    """The trials in groups that share all pieces."""
+    groups: dict[tuple[str, ...], list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault(tuple(str(file.path) for file in pieces_of(trial, models).values()), []).append(trial)
+    return list(groups.values())
 
 
 def tested(run: dict[str, Any]) -> list[str]:
@@ -239,10 +252,12 @@ def _piece_task(
         "libraries": library_versions(),
     }
     entry, checkpoint = cache.entry(piece.name, key), cache.entry("checkpoint", key)
-    return PieceTask(piece, run, features, earlier, entry, checkpoint, details, device, memory=0)
+    task = PieceTask(piece, run, features, earlier, entry, checkpoint, details, device, memory=0)
+    return replace(task, details=details | {"forecast": round(_task_seconds(task), 2)})
 
 
-def _pieces(trial: Trial, models: dict[str, ArtefactFile]) -> dict[str, ArtefactFile]:
+def pieces_of(trial: Trial, models: dict[str, ArtefactFile]) -> dict[str, ArtefactFile]:
+    """The fitted pieces of a trial by name."""
     return {piece.name: models[trial.piece_name(piece)] for piece in trial.specification.pieces}
 
 
@@ -254,7 +269,7 @@ def _score_task(
     device: str,
     digest: Callable[[ArtefactFile], str],
 ) -> ScoreTask:
-    specification, pieces = trials[0].specification, _pieces(trials[0], models)
+    specification, pieces = trials[0].specification, pieces_of(trials[0], models)
     samples = list(dict.fromkeys(sample for trial in trials for sample in tested(trial.run)))
     key = cache_key(
         pieces=[digest(file) for file in pieces.values()],
@@ -285,3 +300,33 @@ def _task_bytes(task: PieceTask) -> int:
     sizes = [spec.pooled_size for spec in task.features.specs]
     rows = task.features.index["sample_id"].isin({*task.run["train_normals"], *task.run["known_anomalies"]}).sum()
     return PROCESS_BYTES + POOLED_COPIES * int(rows) * 4 * sum(sizes) + SQUARE_COPIES * 8 * max(sizes) ** 2
+
+
+def _task_seconds(task: PieceTask) -> float:
+    """About how long fitting a piece takes on one core.
+
+    Training takes its number of steps whatever the number of normals; a closed form grows with them.
+    """
+    size = int(np.prod(task.features.store.spec.map_shape[1:])) / REFERENCE_POSITIONS
+    if not task.piece.supervised:
+        size *= FIXED_SHARE + (1 - FIXED_SHARE) * len(task.run["train_normals"]) / REFERENCE_NORMALS
+    return task.piece.seconds * size
+
+
+def _slowness(tasks: list[PieceTask]) -> float:
+    """How much longer than forecast the pieces took that these tasks build on: other machines are slower, or busy."""
+    earlier = {file.path: file.details for task in tasks for file in task.earlier.values()}.values()
+    known = [(details["seconds"], details["forecast"]) for details in earlier if details.get("forecast")]
+    return sum(seconds for seconds, _ in known) / sum(forecast for _, forecast in known) if known else 1.0
+
+
+def _task_epochs(task: PieceTask) -> tuple[int, int]:
+    """How many epochs of a piece are done, by its checkpoint, and how many there will be; (0, 0) without epochs."""
+    planned = int(task.piece.parameters.get("epochs", 0))
+    if not planned or not task.checkpoint.exists():
+        return 0, planned
+    try:
+        done = ArtefactFile(task.checkpoint.path).details["epoch"]  # read anew
+    except (InputError, KeyError):  # finished and deleted just now
+        return planned, planned
+    return int(done), planned

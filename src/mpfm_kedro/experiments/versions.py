@@ -12,14 +12,16 @@ import pandas as pd
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.cache import ArtefactFile
+from mpfm_kedro.experiments.columns import TRAINED
 from mpfm_kedro.experiments.contents import learned_contents
-from mpfm_kedro.experiments.protocol import records
+from mpfm_kedro.experiments.protocol import PRODUCTION, records
 from mpfm_kedro.experiments.trials import read_trials, tested
 from mpfm_kedro.provenance import code_revision
 
 NUMBERS = ["n_anomalies", "n_seeds", "auc_mean", "auc_std"]
 COLUMNS = ["dataset", "setting", "version", "method", *NUMBERS, "revision", "data", "weights"]
 DIGITS = 12
+VERSIONED = ("models", "model")  # what has a version of every result: of a setting, of production
 
 
 def list_versions(root: Path) -> pd.DataFrame:
@@ -35,14 +37,31 @@ def list_versions(root: Path) -> pd.DataFrame:
         record = json.loads(record_file.read_text()) if record_file.is_file() else {}
         origin = {name: str(record.get(name, ""))[:DIGITS] for name in ("revision", "data", "weights")}
         tables.append(summary.assign(dataset=dataset, setting=setting, version=version, **origin))
+    tables += [_production_version(file, root) for file in root.glob(f"*/{PRODUCTION}/model/*/model/card.json")]
     if not tables:
         return pd.DataFrame(columns=COLUMNS)
     return pd.concat(tables)[COLUMNS].sort_values(["dataset", "setting", "version"], kind="stable")
 
 
+def _production_version(file: Path, root: Path) -> pd.DataFrame:
+    """The row of a production model: what it was made from; its evidence is that of the settings."""
+    dataset, _, _, version = file.relative_to(root).parts[:4]
+    card = json.loads(file.read_text())
+    weights = ", ".join(backbone["weights_digest"][:DIGITS] for backbone in card["backbones"])
+    found: dict[str, Any] = {"dataset": dataset, "setting": PRODUCTION, "version": version, "method": TRAINED}
+    found |= {
+        "weights": weights,
+        "n_anomalies": card["data"]["anomalies"],
+        "n_seeds": 1,
+        "auc_mean": float("nan"),
+        "auc_std": float("nan"),
+    }
+    return pd.DataFrame([found | {"revision": card["revision"][:DIGITS], "data": card["data"]["digest"][:DIGITS]}])
+
+
 def find_version(root: Path, dataset: str, setting: str, prefix: str) -> str:
     """The one version whose name begins with ``prefix``."""
-    known = sorted(path.name for path in (root / dataset / setting / "models").glob("*"))
+    known = sorted(path.name for path in (root / dataset / setting / VERSIONED[setting == PRODUCTION]).glob("*"))
     found = [name for name in known if name.startswith(prefix)]
     if len(found) == 1:
         return found[0]

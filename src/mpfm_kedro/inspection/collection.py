@@ -73,6 +73,10 @@ class Collection:
         )
         return Collection(self.folder, table[COLUMNS], {**self.new, **new})
 
+    def with_rows(self, rows: Sequence[Mapping[str, object]]) -> Collection:
+        """The same folder with the images that an earlier model had learned; other files stay and are not used."""
+        return Collection(self.folder, pd.DataFrame(rows, columns=COLUMNS))
+
     def samples(self, dataset: str, category: str, images: ImageLoader) -> pd.DataFrame:
         """The collection as rows of a sample table, checked as ingestion checks images."""
         rows = [

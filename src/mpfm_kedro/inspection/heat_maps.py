@@ -95,7 +95,8 @@ def colours() -> NDArray[np.uint8]:
 
 
 def _opacity(level: int) -> float:
-    return OPACITY * level
+    """Grows with the square: what is common among normals hardly covers the image."""
+    return OPACITY * level**2 / 255
 
 
 def _pixels(cells: slice, n_cells: int, n_pixels: int) -> tuple[int, int]:

@@ -158,20 +158,6 @@ def model_digest(card: Mapping[str, Any]) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:24]
 
 
-def copy_model(source: Path, folder: Path) -> None:
-    """Put a checked copy of a model in the place of another one."""
-    check_files(source, read_card(source))
-    partial = folder.with_name(f".{os.getpid()}.{folder.name}")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        shutil.copytree(source, partial, copy_function=_link_or_copy)
-        replace_folder(partial, folder)
-    except OSError as error:
-        raise InputError(f"Cannot copy the model {source} to {folder}: {error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
 def backbone_file(number: int) -> str:
     """The file of the weights of one of the backbones; 0 is the first."""
     return f"{piece_name('backbone', number)}.safetensors"

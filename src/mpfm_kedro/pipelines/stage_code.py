@@ -22,7 +22,7 @@ STAGES = {
     "prototypes": ("pipelines.prototypes.nodes", f"{MPFM}.closed_form", f"{MPFM}.calibration"),
     "training": ("pipelines.training.nodes", f"{MPFM}.flow_training", f"{MPFM}.learned", f"{MPFM}.calibration"),
     "scoring": ("pipelines.scoring.nodes", f"{MPFM}.detector"),
-    "evaluation": ("experiments.measures",),
+    "evaluation": ("experiments.measures", "experiments.intervals"),
     "reporting": ("pipelines.reporting.pipeline",),
 }
 

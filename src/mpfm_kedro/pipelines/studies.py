@@ -17,7 +17,7 @@ from mpfm_kedro.pipelines import audit, evaluation, features, ingestion, prototy
 from mpfm_kedro.pipelines.reporting.pipeline import keep
 from mpfm_kedro.provenance import code_revision
 
-SHARED = {"samples", "features", "model_cache"}
+SHARED = {"samples", "images", "features", "model_cache"}
 MPFM = ["params:prototypes", "params:repairs", "params:training"]
 BACKBONE = "params:backbone"
 SEEDS = ["params:n_seeds", "params:first_seed", "params:ingestion.group_split"]

@@ -1,84 +1,181 @@
-"""Figures of one setting: ROC curves, scores, training curves and sampled features."""
+"""Figures of one setting: ROC curves, scores, training curves and sampled features.
+
+A figure is a list of panels. As a file it shows them side by side; on a page each panel is an image of its own, so that
+a wide screen has several in a row and a phone one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from sklearn.metrics import roc_curve
 
-from mpfm_kedro.experiments.columns import PART_COLUMNS, TRAINED
+from mpfm_kedro.experiments.columns import PART_COLUMNS, TRAINED, UNTRAINED
 
 NORMAL, ANOMALY = "#4878a8", "#c44e52"
+METHODS = {UNTRAINED: (NORMAL, "--"), TRAINED: (ANOMALY, "-")}
 LOSSES = ["flow_normal", "flow_anomaly", "mim", *PART_COLUMNS, "total"]
 USAGE = ["used_prototypes", "assignment_entropy", "information_share"]
+FALSE_POSITIVES = np.linspace(0, 1, 201)
+FENCE = 10.0  # interquartile ranges beyond the quartiles of normals; what is further out is counted in the last bar
+
+
+class Panel(NamedTuple):
+    """One panel: its title and the function that draws it."""
+
+    title: str
+    draw: Callable[[Axes], None]
+
+    def alone(self, wide: bool = False) -> Figure:
+        """The panel as a figure of its own."""
+        figure = Figure(figsize=(7.6 if wide else 5.4, 3.6), layout="constrained")
+        self.onto(figure.subplots())
+        return figure
+
+    def onto(self, axis: Axes) -> None:
+        """Draw on an axis, under the title."""
+        self.draw(axis)
+        axis.set_title(self.title, fontsize="medium")
+
+
+def roc_panels(scores: pd.DataFrame, run_metrics: pd.DataFrame) -> list[Panel]:
+    """ROC curves, one panel per cell: the mean over seeds of each method, and their range as a band."""
+    by_trial = dict(tuple(scores.groupby(["run", "method"])))
+
+    def panel(cell: tuple, part: pd.DataFrame) -> Panel:
+        def draw(axis: Axes) -> None:
+            axis.plot([0, 1], [0, 1], color="0.8", lw=0.8)
+            for method, (colour, line) in METHODS.items():
+                own = part[part["method"] == method]
+                if len(own):
+                    rates = np.stack([_true_positives(by_trial[run, method]) for run in own["run"]])
+                    axis.fill_between(FALSE_POSITIVES, rates.min(0), rates.max(0), color=colour, alpha=0.2, lw=0)
+                    label = f"{method}: AUC {own['auc'].mean():.3f}"
+                    axis.plot(FALSE_POSITIVES, rates.mean(0), color=colour, ls=line, lw=1.6, label=label)
+            axis.set(xlabel="false alarms among normals", ylabel="anomalies found", xlim=(0, 1), ylim=(0, 1.02))
+            axis.legend(loc="lower right", fontsize="small")
+
+        return Panel(_name(cell), draw)
+
+    cells = run_metrics.groupby(["category", "known_class", "n_anomalies"], sort=False)
+    return [panel(cell, part) for cell, part in cells]
+
+
+def _true_positives(own: pd.DataFrame) -> np.ndarray:
+    """The share of anomalies found at each share of false alarms."""
+    false, true, _ = roc_curve(own["label"], own["score"])
+    return np.interp(FALSE_POSITIVES, false, true)
+
+
+def score_panels(scores: pd.DataFrame) -> list[Panel]:
+    """Fused score and its four parts, normals against anomalies, over all runs of the trained model."""
+    own = scores[scores["method"] == TRAINED]
+
+    def panel(column: str) -> Panel:
+        def draw(axis: Axes) -> None:
+            values = within_fences(own[column], own["label"] == 0)
+            bins = np.histogram_bin_edges(values, bins=50)
+            heights = []
+            for label, name, colour in ((0, "normal", NORMAL), (1, "anomaly", ANOMALY)):
+                part = values[own["label"] == label]
+                height = np.histogram(part, bins, density=True)[0]
+                axis.stairs(height, bins, fill=True, color=colour, alpha=0.6, label=name)
+                heights.append(height[1:-1].max())
+            axis.set(yticks=[], ylabel="share of images", ylim=(0, 1.1 * max(heights) or None))
+            axis.legend(fontsize="small")
+
+        return Panel(column, draw)
+
+    return [panel(column) for column in ["score", *PART_COLUMNS]]
+
+
+def within_fences(values: pd.Series, normal: pd.Series) -> pd.Series:
+    """Values with outliers moved to the nearest fence around the normals, so that they do not squeeze all others."""
+    low, high = values[normal].quantile([0.25, 0.75])
+    reach = FENCE * (high - low)
+    return values.clip(low - reach, high + reach) if reach else values
+
+
+def loss_panels(history: pd.DataFrame) -> list[Panel]:
+    """Every loss term over the epochs of the flow, or tenths of the heads' steps; mean and range over runs."""
+
+    def panel(term: str) -> Panel:
+        def draw(axis: Axes) -> None:
+            over_runs = history.groupby("epoch")[term]
+            axis.fill_between(over_runs.min().index, over_runs.min(), over_runs.max(), color=NORMAL, alpha=0.25, lw=0)
+            axis.plot(over_runs.mean(), color=NORMAL)
+            axis.set(xlabel="tenth of the steps" if term == "score_a" else "epoch", ylabel="loss")
+
+        return Panel(f"loss of {term}", draw)
+
+    return [panel(term) for term in LOSSES if term in history]
+
+
+def usage_panels(history: pd.DataFrame) -> list[Panel]:
+    """Used prototypes, entropy of the assignments and share of the mutual information over the epochs of the flow."""
+
+    def panel(column: str) -> Panel:
+        def draw(axis: Axes) -> None:
+            for _, part in history.groupby("run"):
+                axis.plot(part["epoch"], part[column], color=NORMAL, alpha=0.5, lw=0.8)
+            axis.set(xlabel="epoch")
+
+        return Panel(column.replace("_", " "), draw)
+
+    return [panel(column) for column in USAGE if column in history]
+
+
+def sampled_panels(sampled_features: pd.DataFrame) -> list[Panel]:
+    """Features of normals that the model samples, over real ones, along two directions."""
+
+    def draw(axis: Axes) -> None:
+        for kind, colour in (("real", "0.6"), ("sampled", NORMAL)):
+            part = sampled_features[sampled_features["kind"] == kind]
+            axis.scatter(part["first"], part["second"], s=5, color=colour, alpha=0.6, label=kind)
+        axis.legend(fontsize="small")
+        axis.set(xlabel="first direction", ylabel="second direction")
+
+    return [Panel("features of normals", draw)]
 
 
 def draw_roc_curves(scores: pd.DataFrame, run_metrics: pd.DataFrame) -> Figure:
-    """ROC curves, one panel per cell and one line per seed: trained models in red, untrained ones in grey."""
-    cells = run_metrics.groupby(["category", "known_class", "n_anomalies"], sort=False)
-    figure, axes = grid(cells.ngroups)
-    by_trial = dict(tuple(scores.groupby(["run", "method"])))
-    for axis, (cell, part) in zip(axes, cells, strict=False):
-        for run, method in zip(part["run"], part["method"], strict=True):
-            own = by_trial[run, method]
-            false, true, _ = roc_curve(own["label"], own["score"])
-            trained = method == TRAINED
-            colour, width = (ANOMALY, 1.2) if trained else ("0.7", 0.8)
-            axis.plot(false, true, color=colour, lw=width, zorder=int(trained))
-        auc = part["auc"][part["method"] == TRAINED].mean()
-        axis.set(title=f"{_name(cell)}\nAUC {auc:.3f}", xlabel="false positive rate", ylabel="true positive rate")
-    return figure
+    """The ROC curves of all cells."""
+    return _side_by_side(roc_panels(scores, run_metrics))
 
 
 def draw_score_histograms(scores: pd.DataFrame) -> Figure:
-    """Fused score and its four parts, normals against anomalies, over all runs of the trained model."""
-    own = scores[scores["method"] == TRAINED]
-    figure, axes = grid(1 + len(PART_COLUMNS))
-    for axis, column in zip(axes, ["score", *PART_COLUMNS], strict=False):
-        values = own[column].clip(*np.quantile(own[column], [0.005, 0.995]))
-        bins = np.histogram_bin_edges(values, bins=50)
-        for label, name, colour in ((0, "normal", NORMAL), (1, "anomaly", ANOMALY)):
-            axis.hist(values[own["label"] == label], bins=bins, color=colour, alpha=0.6, density=True, label=name)
-        axis.set(title=column, yticks=[])
-    axes[0].legend()
-    return figure
+    """How the scores of normals and anomalies are distributed."""
+    return _side_by_side(score_panels(scores))
 
 
 def draw_loss_curves(history: pd.DataFrame) -> Figure:
-    """Every loss term over the epochs of the flow, or tenths of the heads' steps; mean and range over runs."""
-    terms = [term for term in LOSSES if term in history]
-    figure, axes = grid(max(1, len(terms)))
-    for axis, term in zip(axes, terms, strict=False):
-        over_runs = history.groupby("epoch")[term]
-        axis.fill_between(over_runs.min().index, over_runs.min(), over_runs.max(), color=NORMAL, alpha=0.25, lw=0)
-        axis.plot(over_runs.mean(), color=NORMAL)
-        axis.set(title=f"loss of {term}", xlabel="tenth of the steps" if term == "score_a" else "epoch")
-    return figure
+    """The losses along training."""
+    return _side_by_side(loss_panels(history))
 
 
 def draw_prototype_usage(history: pd.DataFrame) -> Figure:
-    """Used prototypes, entropy of the assignments and share of the mutual information over the epochs of the flow."""
-    columns = [name for name in USAGE if name in history]
-    figure, axes = grid(max(1, len(columns)))
-    if not columns:
-        axes[0].set_axis_off()
-        axes[0].text(0.5, 0.5, "no flow was trained", ha="center", va="center")
-    for axis, column in zip(axes, columns, strict=False):
-        for _, part in history.groupby("run"):
-            axis.plot(part["epoch"], part[column], color=NORMAL, alpha=0.5, lw=0.8)
-        axis.set(title=column.replace("_", " "), xlabel="epoch")
-    return figure
+    """How many prototypes a trained flow uses."""
+    return _side_by_side(usage_panels(history), "no flow was trained")
 
 
 def draw_sampled_features(sampled_features: pd.DataFrame) -> Figure:
-    """Features of normals that the model samples, over real ones, along two directions."""
-    figure, (axis,) = grid(1)
-    for kind, colour in (("real", "0.6"), ("sampled", NORMAL)):
-        part = sampled_features[sampled_features["kind"] == kind]
-        axis.scatter(part["first"], part["second"], s=5, color=colour, alpha=0.6, label=kind)
-    axis.legend()
-    axis.set(title="features of normals", xlabel="first direction", ylabel="second direction")
+    """Sampled features of normals over real ones."""
+    return _side_by_side(sampled_panels(sampled_features))
+
+
+def _side_by_side(panels: list[Panel], otherwise: str = "nothing was trained") -> Figure:
+    """All panels in one figure, or what to say if there is none."""
+    figure, axes = grid(max(1, len(panels)))
+    if not panels:
+        axes[0].set_axis_off()
+        axes[0].text(0.5, 0.5, otherwise, ha="center", va="center")
+    for axis, panel in zip(axes, panels, strict=False):
+        panel.onto(axis)
     return figure
 
 
@@ -95,4 +192,5 @@ def grid(n: int, height: float = 3, sharey: bool = False) -> tuple[Figure, list]
 
 def _name(cell: tuple) -> str:
     category, known_class, n_anomalies = cell
-    return ", ".join([*filter(None, [category, known_class and f"known {known_class}"]), f"M={n_anomalies}"])
+    known = f"known class {known_class}" if known_class else ""
+    return ", ".join([*filter(None, [category, known]), f"M={n_anomalies}"])

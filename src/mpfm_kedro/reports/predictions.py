@@ -87,8 +87,8 @@ def write_page(
     model: Model,
     log_folder: Path,
     overlays: Path,
-    gallery: Path,
     parameters: InspectionParameters,
+    gallery: Path,
 ) -> str:
     """The page. Pictures are written to the folder ``gallery``, which is beside it, as ``overlays`` is."""
     from mpfm_kedro.inspection.predictions import PredictionLog, overlay_path  # with torch, which is slow to import

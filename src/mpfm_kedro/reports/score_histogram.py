@@ -10,6 +10,7 @@ from mpfm_kedro.inspection.thresholds import Promise
 WIDTH, HEIGHT = 720, 230
 TOP, FLOOR = 40, 200  # of the highest and of the lowest share
 BINS = 60
+ROOM = 170  # for the name of a threshold
 NORMAL, PREDICTED = "#9ec9e2", "#b34700"
 
 
@@ -25,8 +26,7 @@ def draw_histogram(normal_scores: ArrayLike, scores: ArrayLike, promised: Promis
     if len(predicted):
         parts.append(f"<path d='{_outline(line, largest)}' fill='none' stroke='{PREDICTED}' stroke-width='2'/>")
     parts += [_axis(low, high), _legend(len(normals), len(predicted))]
-    names = {"defective above": promised.defective, "good up to": promised.good}
-    for row, (name, value) in enumerate(names.items()):
+    for row, (name, value) in enumerate((("good up to", promised.good), ("defective above", promised.defective))):
         if value is not None:
             parts.append(_threshold((value - low) / (high - low) * WIDTH, f"{name} {value:.2f}", row))
     title = "Histogram of the scores of unseen normals and of the predictions, with the thresholds"
@@ -55,8 +55,10 @@ def _outline(shares: NDArray, largest: float) -> str:
 
 
 def _threshold(x: float, text: str, row: int) -> str:
-    anchor, shift = ("end", -4) if x > WIDTH / 2 else ("start", 4)
-    y, dashes = 14 + 17 * row, f"{6 - 3 * row} 3"
+    """A dashed line; its name is to the left in the first row, to the right in the second, if there is room."""
+    left = x > ROOM if row == 0 else x > WIDTH - ROOM
+    anchor, shift = ("end", -4) if left else ("start", 4)
+    y, dashes = 14 + 17 * row, f"{3 + 3 * row} 3"
     line = f"<line x1='{x:.1f}' x2='{x:.1f}' y1='{y - 10}' y2='{FLOOR}' stroke='#1a1a1a' stroke-dasharray='{dashes}'/>"
     return f"{line}<text x='{x + shift:.1f}' y='{y}' text-anchor='{anchor}'>{text}</text>"
 

@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
-from mpfm_kedro.experiments.columns import UNTRAINED
+from mpfm_kedro.experiments.columns import TRAINED, UNTRAINED
 from mpfm_kedro.experiments.measures import with_numbers
-from mpfm_kedro.reports.figures import (
-    draw_loss_curves,
-    draw_prototype_usage,
-    draw_roc_curves,
-    draw_sampled_features,
-    draw_score_histograms,
-)
+from mpfm_kedro.reports.figures import Panel, loss_panels, roc_panels, sampled_panels, score_panels, usage_panels
 from mpfm_kedro.reports.layout import COVERS, plus_minus
-from mpfm_kedro.reports.markup import embedded, page, paragraphs
+from mpfm_kedro.reports.markup import data_table, folded, gallery, glossary, page, paragraphs
+
+AUC = "Of a random anomaly and a random normal image, how often the anomaly scores higher: 1 is perfect, 0.5 is chance."
+TERMS = {
+    "AUC": AUC,
+    "AP": "Average precision: the share of true anomalies among the images with the highest scores, averaged over all "
+    "places to cut. Chance is the share of anomalies among the test images.",
+    "M": "The number of known anomalies that a model may learn from. All others are for testing.",
+    "known class": "The class that the known anomalies come from. In the hard setting only other classes are tested; "
+    "'mean' is the mean over all known classes.",
+    "seeds": f"How often it was repeated. {COVERS}",
+    TRAINED: "The whole method: what normal images look like, and what the known anomalies look like.",
+    UNTRAINED: "The same model without any known anomaly: what the others gain over it is the gain of knowing some.",
+}
+SCORES = (
+    "Test images of all runs. The further apart blue and red are, the better a score separates them. 'score' is the "
+    "result, a weighted sum of the four others. score_g: how improbable the whole image is among normals. score_a: how "
+    "much its most suspicious patches look like known anomalies. score_r: how unusual its most unusual patches are "
+    "among normals. score_n: how normal it looks, higher for normals, and subtracted. Outliers are counted in the "
+    "outermost bars."
+)
+ROC = (
+    "Each point is a threshold: how many anomalies are found at how many false alarms. The line is the mean over "
+    "seeds, the band their range; the thin diagonal is chance."
+)
+LOSS = "The loss while learning from the known anomalies, mean and range over runs. It should fall, then stay level."
+USAGE = "Of the trained flow: how many of its prototypes are in use, and how evenly."
+SAMPLED = "Features of real normals of the first run, and what its model takes for normal: the clouds should overlap."
+
+PIXEL_TITLES = {"pixel AUC": "pixel_auroc", "AUPRO": "aupro", "pixel F1": "pixel_f1"}
 
 
-def write_summary(summary: pd.DataFrame, without_repeats: pd.DataFrame | None = None) -> str:
-    """The summary as a text table; where test images repeat others, also the one without them."""
-    parts = [_shown(summary).to_string(index=False), COVERS]
+def write_summary(
+    summary: pd.DataFrame, without_repeats: pd.DataFrame | None = None, differences: pd.DataFrame | None = None
+) -> str:
+    """The summary as a text table and how to read it; where test images repeat others, also the one without them."""
+    parts = [_shown(summary).to_string(index=False), COVERS, f"AUC: {AUC}", *conclusions(differences, summary)]
     if without_repeats is not None and len(without_repeats):
         parts += [_excluded(without_repeats), _shown(without_repeats).to_string(index=False)]
     return "\n".join(parts)
@@ -32,28 +59,64 @@ def write_report(
     history: pd.DataFrame,
     without_repeats: pd.DataFrame | None = None,
     sampled_features: pd.DataFrame | None = None,
+    differences: pd.DataFrame | None = None,
 ) -> str:
     """One self-contained HTML page with the tables and figures."""
-    figures = {
-        "ROC curves (red: MPFM, grey: no anomaly known)": draw_roc_curves(scores, run_metrics),
-        "Scores of the test images": draw_score_histograms(scores),
-        "Training": draw_loss_curves(history),
-    }
-    if "used_prototypes" in history:
-        figures["Prototypes of images in the trained flow"] = draw_prototype_usage(history)
-    if sampled_features is not None:
-        figures["Real and sampled features of normals, first run"] = draw_sampled_features(sampled_features)
-    parts = [_html_table(_shown(summary)), *paragraphs([COVERS])]
+    one = ["dataset"] if summary["category"].nunique() == 1 else []  # the title has it
+    table = data_table(_shown(summary).drop(columns=one))
+    parts = [*paragraphs(conclusions(differences, summary)), table, glossary(TERMS)]
     if without_repeats is not None and len(without_repeats):
-        parts += [*paragraphs([_excluded(without_repeats)]), _html_table(_shown(without_repeats))]
-    parts += paragraphs([f"'{UNTRAINED}' is the same model before it has learned from any anomaly."])
-    parts += [*embedded(figures), "<h2>Runs</h2>", _html_table(run_metrics.round(4))]
-    return page(f"MPFM on {run_metrics['dataset'].iloc[0]}, {run_metrics['setting'].iloc[0]} setting", parts)
+        parts += [*paragraphs([_excluded(without_repeats)]), data_table(_shown(without_repeats))]
+    parts += [
+        _gallery("ROC curves", ROC, roc_panels(scores, run_metrics)),
+        _gallery("Scores of the test images", SCORES, score_panels(scores)),
+        _gallery("Training", LOSS, loss_panels(history)),
+        _gallery("Prototypes of images in the trained flow", USAGE, usage_panels(history)),
+    ]
+    if sampled_features is not None:
+        parts.append(_gallery("Real and sampled features of normals", SAMPLED, sampled_panels(sampled_features)))
+    dataset, setting = run_metrics["dataset"].iloc[0], run_metrics["setting"].iloc[0]
+    runs = run_metrics.drop(columns=["dataset", "setting"]).round(4)
+    parts.append(folded(f"All {len(runs)} runs, one row per run and method", data_table(runs)))
+    return page(f"MPFM on {dataset}, {setting} setting", parts)
+
+
+def conclusions(differences: pd.DataFrame | None, summary: pd.DataFrame) -> list[str]:
+    """One sentence for each M: what the known anomalies add to MPFM without any, over all categories and classes."""
+    if differences is None or differences.empty:
+        return []
+    own = differences[differences["method"] == TRAINED]
+    for column in ("category", "known_class"):
+        means = own[own[column] == "mean"]
+        own = means if len(means) else own
+    return [_conclusion(row, int(summary["n_seeds"].min())) for row in own.to_dict("records")]
+
+
+def _conclusion(row: dict[Any, Any], n_seeds: int) -> str:
+    number = row["n_anomalies"]
+    known = f"the {number} known anomalies" if number > 1 else "the one known anomaly"
+    where = f" of class {row['known_class']}" if row["known_class"] not in ("", "mean") else ""
+    change, low, high = (f"{round(row[name], 3) + 0:+.3f}" for name in ("difference", "low", "high"))  # not -0.000
+    verdict = {
+        "better": f"adds {change[1:]} AUC",
+        "worse": f"costs {change[1:]} AUC",
+    }.get(row["verdict"], f"adds nothing measurable here ({change} AUC)")
+    sentence = f"What MPFM learned from {known}{where} {verdict}, compared with '{UNTRAINED}'"
+    if n_seeds < 2:
+        return f"MPFM has {change} AUC compared with '{UNTRAINED}'; one seed cannot tell whether that is chance."
+    return f"{sentence}; 95 % interval {low} to {high}."
+
+
+def _gallery(heading: str, explanation: str, panels: list[Panel]) -> str:
+    """Panels under a heading; nothing where there are none."""
+    drawn = ((panel.title, panel.alone(wide=len(panels) == 1)) for panel in panels)
+    return gallery(heading, explanation, drawn) if panels else ""
 
 
 def _shown(summary: pd.DataFrame) -> pd.DataFrame:
-    """The columns that are shown, AUC and AP as mean ± standard deviation."""
+    """The columns that are shown, measures as mean ± standard deviation; of pixels where there are masks."""
     records = with_numbers(summary).to_dict("records")
+    pixels = {title: name for title, name in PIXEL_TITLES.items() if f"{name}_mean" in summary}
     return pd.DataFrame(
         {
             "dataset": summary["dataset"] + summary["category"].map(lambda name: f" {name}" if name else ""),
@@ -62,6 +125,7 @@ def _shown(summary: pd.DataFrame) -> pd.DataFrame:
             "M": summary["n_anomalies"],
             "AUC": [plus_minus(record, "auc") or "undefined" for record in records],
             "AP": [plus_minus(record, "ap") or "undefined" for record in records],
+            **{title: [plus_minus(record, name) for record in records] for title, name in pixels.items()},
             "seeds": summary["n_seeds"],
         }
     )
@@ -73,7 +137,3 @@ def _excluded(without_repeats: pd.DataFrame) -> str:
         "Some test images repeat a training image of their run or an earlier test image: "
         f"without them ({number:.3g} per run on average)"
     )
-
-
-def _html_table(table: pd.DataFrame) -> str:
-    return table.to_html(index=False, border=0)

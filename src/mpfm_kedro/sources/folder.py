@@ -3,6 +3,8 @@
     train/good, test/good, test/<defect>, and masks, if any, in ground_truth/<defect>/<name>_mask.png
     good, <defect>, and masks, if any, likewise
 
+Folders in these folders belong to them: good/batch1/a.png is a normal.
+
 The first has its own split, unless there is no ``test/good``. Folders of defects may be missing: then there are
 only normals to learn from.
 """
@@ -18,11 +20,11 @@ import pandas as pd
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.sources.layout import (
+    IMAGE_SUFFIXES,
     find_folder,
     image_files,
+    nested_images,
     refuse_others,
-    required_folder,
-    required_images,
     subfolders,
 )
 from mpfm_kedro.sources.masks import check_mask_size
@@ -39,7 +41,10 @@ def locate(root: Path) -> Path:
     """The data root itself if it has images of the layout, else ``folder`` in it."""
     if (root / "good").is_dir() or (root / "train" / "good").is_dir():
         return root
-    return find_folder(root / "folder" if root.is_dir() else root, TITLE, ["good", "train"], OBTAIN)
+    if (root / "folder").is_dir() or not root.is_dir():
+        return find_folder(root / "folder" if root.is_dir() else root, TITLE, ["good", "train"], OBTAIN)
+    there = ", ".join(path.name for path in subfolders(root)) or "no folder"
+    raise InputError(f"{TITLE}: data_root {root} has neither good/ nor train/good, but {there}; expected is {LAYOUTS}")
 
 
 def list_samples(folder: Path) -> pd.DataFrame:
@@ -71,7 +76,7 @@ def _parted_rows(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _normal_rows(folder: Path, images: Path, split: str) -> Iterator[dict[str, Any]]:
-    for image in required_images(images, TITLE):
+    for image in _class_images(images, folder):
         yield sample("folder", image.relative_to(folder).as_posix(), 0, split=split)
 
 
@@ -82,8 +87,9 @@ def _defect_rows(folder: Path, parent: Path) -> Iterator[dict[str, Any]]:
         if images.name in ("good", "ground_truth"):
             continue
         masks = _masks(folder / "ground_truth" / images.name)
-        for image in required_images(images, TITLE):
-            mask = masks.get(f"{image.stem}_mask", masks.get(image.stem))
+        for image in _class_images(images, folder, parent):
+            name = image.relative_to(images).with_suffix("").as_posix()
+            mask = masks.get(f"{name}_mask", masks.get(name))
             if mask:
                 check_mask_size(mask, image, TITLE)
             elif masks:
@@ -92,10 +98,20 @@ def _defect_rows(folder: Path, parent: Path) -> Iterator[dict[str, Any]]:
             yield sample("folder", image.relative_to(folder).as_posix(), 1, images.name, mask_path=mask_path)
 
 
+def _class_images(images: Path, *above: Path) -> list[Path]:
+    """The images of a class, of which there must be some; a link to a folder above is no class."""
+    folders = [folder.resolve() for folder in above]
+    found = nested_images(images, TITLE, folders)
+    if not found and images.resolve() not in folders:
+        raise InputError(f"{TITLE}: no image in {images}; expected are {' '.join(sorted(IMAGE_SUFFIXES))}")
+    return found
+
+
 def _masks(folder: Path) -> dict[str, Path]:
+    """The masks of a class, by their path in its folder without the suffix."""
     if not folder.is_dir():
         return {}
-    return {mask.stem: mask for mask in image_files(required_folder(folder, TITLE))}
+    return {mask.relative_to(folder).with_suffix("").as_posix(): mask for mask in nested_images(folder, TITLE)}
 
 
 SOURCE = Source(

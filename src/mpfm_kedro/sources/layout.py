@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -70,6 +71,47 @@ def required_images(folder: Path, title: str) -> list[Path]:
     if not files:
         raise InputError(f"{title}: no image directly in {folder}; expected are {' '.join(sorted(IMAGE_SUFFIXES))}")
     return files
+
+
+def nested_images(folder: Path, title: str, above: Collection[Path] = ()) -> list[Path]:
+    """The visible images of a folder and of all folders in it, sorted; what else is in there is reported.
+
+    Links are followed, but not to a folder ``above``, which would be walked again and again.
+    """
+    found: list[Path] = []
+    others: list[Path] = []
+    _walk(folder, title, above, found, others)
+    if others:
+        logger.warning("%s: %d files in %s are no images that are read, e.g. %s", title, len(others), folder, others[0])
+    return sorted(found)
+
+
+def _walk(folder: Path, title: str, above: Collection[Path], found: list[Path], others: list[Path]) -> None:
+    _refuse_odd_name(folder, title)
+    if (here := folder.resolve()) in above:
+        logger.warning("%s: %s is a link to a folder that it is in, and is skipped", title, folder)
+        return
+    for entry in folder.iterdir():
+        if entry.name.startswith(".") or entry.name == "__MACOSX":
+            continue
+        named_as_image = entry.suffix.lower() in IMAGE_SUFFIXES
+        if entry.is_dir():
+            if named_as_image:
+                logger.warning("%s: %s is a folder, not an image; the images in it are used", title, entry)
+            _walk(entry, title, [*above, here], found, others)
+            continue
+        _refuse_odd_name(entry, title)
+        (found if named_as_image and entry.is_file() else others).append(entry)
+
+
+def _refuse_odd_name(path: Path, title: str) -> None:
+    """Raise for a name that no table can hold."""
+    raw = os.fsencode(path.name)
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        parent = os.fsencode(path.parent).decode("utf-8", "replace")
+        raise InputError(f"{title}: the name {raw!r} in {parent} is not UTF-8; rename it") from error
 
 
 def refuse_others(folder: Path, allowed: Collection[str], title: str) -> None:

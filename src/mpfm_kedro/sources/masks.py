@@ -7,19 +7,22 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import ExifTags, Image
 
 from mpfm_kedro.errors import InputError
 
+ON_ITS_SIDE = 5  # EXIF orientations from here on exchange width and height
 Box = tuple[int, int, int, int]
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
 def image_size(file: Path) -> tuple[int, int] | None:
-    """Width and height from the header; None for a broken file, which ingestion names and excludes."""
+    """Width and height upright, from the header; None for a broken file, which ingestion names and excludes."""
     try:
         with Image.open(file) as image:
-            return image.size
+            tagged = image.format in ("JPEG", "MPO", "WEBP")  # a TIFF is upright; a PNG would be read to its end
+            on_its_side = tagged and image.getexif().get(ExifTags.Base.Orientation, 1) >= ON_ITS_SIDE
+            return image.size[::-1] if on_its_side else image.size
     except UNREADABLE:
         return None
 

@@ -70,32 +70,43 @@ def expected_numbers(counts: Sequence[Counts]) -> dict[str, int]:
     return {"normals_expected": sum(n.train + n.test for n in counts), "anomalies_expected": sum(anomalies)}
 
 
+HEADINGS = {
+    "found": "Ready to use, with kedro run --params=dataset=<name>:",
+    "other counts": "Ready to use, but with other numbers of images than published:",
+    "unusable": "Found, but not usable as it is:",
+    "missing": "Not here:",
+}
+OWN = (
+    "Your own images: kedro run --pipelines=general_setting --params=dataset=folder,data_root=<folder>, where <folder> "
+    "holds good/ and one folder for each kind of defect (docs/datasets.md)."
+)
+
+
 def write_datasets(datasets: pd.DataFrame) -> str:
-    """The table for the terminal: one line per source, and below it where the images come from."""
-    shown = pd.DataFrame(
-        {
-            "dataset": datasets["dataset"],
-            "status": datasets["status"],
-            "normals": _of(datasets, "normals"),
-            "anomalies": _of(datasets, "anomalies"),
-            "licence": datasets["licence"],
-            "looked in": datasets["folder"],
-        }
-    )
-    parts = [shown.to_string(index=False)]
-    for row in datasets.to_dict("records"):
-        origin = f"{row['title']}, from {row['obtain']}"
-        parts.append(f"{row['dataset']}: {row['problem'] if row['status'] == 'missing' else origin}")
-        if row["problem"] and row["status"] != "missing":
-            parts.append(f"  {row['status']}: {row['problem']}")
-    return "\n".join(parts)
+    """What is there and what is not, in sentences for the terminal."""
+    parts = []
+    for status, heading in HEADINGS.items():
+        own = datasets[datasets["status"] == status]
+        if len(own):
+            parts += [heading, *(f"  {_sentence(row)}" for row in own.to_dict("records")), ""]
+    return "\n".join([*parts, OWN])
 
 
-def _of(datasets: pd.DataFrame, column: str) -> list[str]:
-    pairs = zip(datasets[column], datasets[f"{column}_expected"], strict=True)
-    return [f"{_number(found)} of {_number(expected)}" for found, expected in pairs]
+def _sentence(row: dict[Any, Any]) -> str:
+    """One dataset: how many images, where it is or should be, where it comes from, its licence."""
+    if row["status"] == "missing":
+        counts = _counts(row, "normals_expected", "anomalies_expected")
+        about = ", ".join(filter(None, [counts, f"licence: {row['licence']}"]))
+        return f"{row['dataset']} ({about}). {row['problem']}"
+    about = ", ".join(filter(None, [row["title"], _counts(row, "normals", "anomalies")]))
+    problem = f" {row['problem']}." if row["problem"] else ""
+    return f"{row['dataset']}: {about}, in {row['folder']}.{problem} From {row['obtain']}; licence: {row['licence']}."
 
 
-def _number(value: Any) -> str:
-    """A number, also as a CSV file gives it back."""
-    return "-" if pd.isna(value) or value == "" else str(int(float(value)))
+def _counts(row: dict[Any, Any], normals: str, anomalies: str) -> str:
+    """Both numbers in words; a CSV file gives a missing one back as an empty text."""
+    numbers = [row[normals], row[anomalies]]
+    if any(pd.isna(number) or number == "" for number in numbers):
+        return ""
+    first, second = (f"{int(float(number)):,}" for number in numbers)
+    return f"{first} normal and {second} anomalous images"

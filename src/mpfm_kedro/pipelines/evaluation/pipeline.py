@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline, node
 
+from mpfm_kedro.experiments.intervals import gain_of_known_anomalies
 from mpfm_kedro.experiments.measures import (
     as_metrics,
     measure_trials,
@@ -15,11 +16,17 @@ from mpfm_kedro.experiments.measures import (
 
 def create_pipeline(of_setting: bool = False, **_: object) -> Pipeline:
     """Metrics of one study; a setting's summary has its own columns, and is also made without repeated images."""
-    nodes = [node(measure_trials, ["scores", "costs"], "run_metrics", name="measure_trials")]
+    nodes = [node(measure_trials, ["scores", "costs", "pixel_measures"], "run_metrics", name="measure_trials")]
     if of_setting:
         nodes += [
             node(summarise_setting, "run_metrics", "summary", name="summarise"),
             node(as_metrics, "summary", "metrics", name="as_metrics"),
+            node(
+                gain_of_known_anomalies,
+                ["scores", "samples"],
+                "differences",
+                name="gain_of_known_anomalies",
+            ),
             node(
                 summarise_without_repeats,
                 ["scores", "runs", "samples"],

@@ -12,6 +12,7 @@ from mpfm_kedro.pipelines.reporting.pipeline import keep
 from mpfm_kedro.reports.model import write_card
 
 SHARED = {"samples", "images", "backbone_weights", "feature_store", "model_cache", "collection", "evaluation"}
+SHOWN = {"all_samples": "production_samples", "features": "production_features", "model": "production_model"}
 STORE = ["images", "backbone_weights", "feature_store", "params:device", "params:features"]
 MPFM = ["params:prototypes", "params:repairs", "params:training", "params:inspection", "params:backbone"]
 
@@ -54,4 +55,4 @@ def create_production() -> Pipeline:
     )
     together = gathered + planned + prototypes.create_pipeline() + training.create_pipeline() + assembled
     parameters = {item for item in together.inputs() if item.startswith("param")}
-    return Pipeline(together, inputs=SHARED, parameters=parameters, namespace="production")
+    return Pipeline(together, inputs=SHARED, outputs=SHOWN, parameters=parameters, namespace="production")

@@ -11,29 +11,30 @@ from mpfm_kedro.pipelines.fit.pipeline import create_production
 from mpfm_kedro.pipelines.learn.nodes import add_images, compare_predictions, plan_learning, summarise_learning
 
 MPFM = ["params:prototypes", "params:repairs", "params:training", "params:backbone"]
-SHARED = {"samples", "production.all_samples", "model_cache", "earlier_predictions"}
-SHARED |= {"production.model", "production.earlier_model"}
+SHARED = {"samples", "production_samples", "model_cache", "production_model", "earlier_model", "earlier_predictions"}
 
 
 def create_pipeline(**_: object) -> Pipeline:
     """From images that were wrong to a new model, and a comparison with the one before."""
-    added = node(
-        add_images,
-        ["params:images", "params:label", "collection_before", "samples", "production.model_before"],
-        ["collection", "production.earlier_model"],
-        name="add_images",
+    wrong = ["params:images", "params:label", "collection_before", "samples", "model_before"]
+    added = Pipeline(
+        [node(add_images, wrong, ["collection", "earlier_model"], name="add_images")],
+        inputs={"collection_before", "samples", "model_before"},
+        outputs={"collection", "earlier_model"},
+        parameters={"params:images", "params:label"},
+        namespace="collecting",
     )
-    return ingestion.create_pipeline() + Pipeline([added]) + create_production() + _create_learning()
+    return ingestion.create_pipeline() + added + create_production() + _create_learning()
 
 
 def _create_learning() -> Pipeline:
     """The general setting before and after, by the stages that every study has; earlier predictions by both models."""
-    seen = ["samples", "production.all_samples", "params:first_seed"]
+    seen = ["samples", "production_samples", "params:first_seed"]
     planned = runs.create_pipeline(
         node(plan_learning, seen, "runs", name="plan_learning"),
         node(setting_specifications, MPFM, "specifications", name="list_specifications"),
     )
-    both = ["production.earlier_model", "production.model"]
+    both = ["earlier_model", "production_model"]
     compared = Pipeline(
         [
             node(measure_trials, ["scores", "costs"], "run_metrics", name="measure_trials"),
@@ -51,5 +52,5 @@ def _create_learning() -> Pipeline:
     fitted = [prototypes.create_pipeline(), training.create_pipeline(), scoring.create_pipeline(), compared]
     together = sum(fitted, planned)
     parameters = {item for item in together.inputs() if item.startswith("param")}
-    inputs = {name: name for name in SHARED} | {"features": "production.features"}
+    inputs = {name: name for name in SHARED} | {"features": "production_features"}
     return Pipeline(together, inputs=inputs, parameters=parameters, namespace="learning")

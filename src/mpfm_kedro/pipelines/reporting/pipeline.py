@@ -32,7 +32,12 @@ def create_pipeline(nodes: list[Node] | None = None, **_: object) -> Pipeline:
                 "sampled_features",
                 name="sample_features",
             ),
-            node(write_summary, ["summary", "summary_without_repeats"], "summary_text", name="write_summary"),
+            node(
+                write_summary,
+                ["summary", "summary_without_repeats", "differences"],
+                "summary_text",
+                name="write_summary",
+            ),
             node(figures.draw_roc_curves, ["scores", "run_metrics"], "roc_curves", name="draw_roc_curves"),
             node(figures.draw_score_histograms, "scores", "score_histograms", name="draw_score_histograms"),
             node(figures.draw_loss_curves, "history", "loss_curves", name="draw_loss_curves"),
@@ -40,7 +45,8 @@ def create_pipeline(nodes: list[Node] | None = None, **_: object) -> Pipeline:
             node(figures.draw_sampled_features, "sampled_features", "sampled_plot", name="draw_sampled_features"),
             node(
                 write_report,
-                ["summary", "run_metrics", "scores", "history", "summary_without_repeats", "sampled_features"],
+                ["summary", "run_metrics", "scores", "history", "summary_without_repeats", "sampled_features"]
+                + ["differences"],
                 "report",
                 name="write_report",
             ),

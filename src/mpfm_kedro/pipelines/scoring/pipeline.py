@@ -1,10 +1,10 @@
-"""Scoring: every test sample of every trial."""
+"""Scoring: every test sample of every trial, and its pixels where there are masks."""
 
 from __future__ import annotations
 
 from kedro.pipeline import Pipeline, node
 
-from mpfm_kedro.pipelines.scoring.nodes import score_samples
+from mpfm_kedro.pipelines.scoring.nodes import measure_pixels, score_samples
 
 
 def create_pipeline(**_: object) -> Pipeline:
@@ -17,7 +17,14 @@ def create_pipeline(**_: object) -> Pipeline:
                 + ["params:device", "params:compute"],
                 ["scores", "costs"],
                 name="score_samples",
-            )
+            ),
+            node(
+                measure_pixels,
+                ["runs", "trials", "samples", "images", "features", "initial_models", "models", "model_cache"]
+                + ["params:device", "params:compute"],
+                "pixel_measures",
+                name="measure_pixels",
+            ),
         ],
         namespace="scoring",
         prefix_datasets_with_namespace=False,
