@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mpfm_kedro.inspection.thresholds import Promise
 
-WIDTH, HEIGHT = 720, 230
+WIDTH, HEIGHT = 720, 250
 TOP, FLOOR = 40, 200  # of the highest and of the lowest share
 BINS = 60
 ROOM = 170  # for the name of a threshold
@@ -71,7 +71,8 @@ def _axis(low: float, high: float) -> str:
 
 
 def _legend(n_normals: int, n_predicted: int) -> str:
-    first = f"<rect x='{WIDTH - 200}' y='50' width='16' height='10' fill='{NORMAL}'/>"
-    first += f"<text x='{WIDTH - 178}' y='60'>{n_normals:,} unseen normals</text>"
-    second = f"<line x1='{WIDTH - 200}' x2='{WIDTH - 184}' y1='75' y2='75' stroke='{PREDICTED}' stroke-width='2'/>"
-    return f"{first}{second}<text x='{WIDTH - 178}' y='80'>{n_predicted:,} predictions</text>"
+    y = FLOOR + 42
+    first = f"<rect x='0' y='{y - 10}' width='16' height='10' fill='{NORMAL}'/>"
+    second = f"<line x1='240' x2='256' y1='{y - 5}' y2='{y - 5}' stroke='{PREDICTED}' stroke-width='2'/>"
+    texts = f"<text x='22' y='{y}'>{n_normals:,} unseen normals</text>"
+    return f"{first}{second}{texts}<text x='262' y='{y}'>{n_predicted:,} predictions</text>"
