@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import click
-from kedro.io.core import DatasetError
+
+try:
+    from kedro.io.core import DatasetError
+except ImportError:  # a trained model is used without Kedro
+
+    class DatasetError(Exception):  # type: ignore[no-redef]
+        """Stands for Kedro's."""
 
 
 class InputError(click.ClickException, DatasetError, ValueError):

@@ -20,14 +20,19 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield partial
-        if partial.stat().st_mode & 0o077 == 0:
-            partial.chmod(0o666 & ~_umask())
+        make_readable(partial)
         partial.replace(path)
     except OSError as error:
         raise InputError(f"Cannot write {path}: {error.strerror or error}") from error
     finally:
         with suppress(OSError):  # the folder may not exist
             partial.unlink()
+
+
+def make_readable(file: Path) -> None:
+    """Let the umask decide who may read a file that a library wrote for its owner alone."""
+    if file.stat().st_mode & 0o077 == 0:
+        file.chmod(0o666 & ~_umask())
 
 
 def _umask() -> int:

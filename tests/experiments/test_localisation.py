@@ -68,7 +68,7 @@ def marked_features(samples: pd.DataFrame, folder: Path) -> Features:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory, project_parameters):
-    """Samples, images, features, fitted MPFM at 0 iterations and Mahalanobis, and a cache."""
+    """Samples, images, features, MPFM that knows no anomaly and Mahalanobis, and a cache."""
     folder = tmp_path_factory.mktemp("localisation")
     samples = marked_samples(folder)
     features = marked_features(samples, folder / "store")
@@ -102,7 +102,7 @@ def entries(world) -> list[str]:
 
 def test_each_run_of_a_detector_with_maps_is_measured(world):
     found = measure(world)
-    assert set(found["method"]) == {"MPFM, 0 iterations"}  # Mahalanobis has no maps
+    assert set(found["method"]) == {"MPFM, no anomaly known"}  # Mahalanobis has no maps
     assert found["run"].tolist() == [trial.run["run"] for trial in world[0][::2]]
     assert found["pixel_auroc"].between(0.9, 1).all()
     assert found["aupro"].between(0.6, 1).all()

@@ -27,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 
 from mpfm_kedro.detectors.pieces import piece_name
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.files import make_readable
 
 if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
     from torch import Tensor
@@ -100,6 +101,8 @@ def save_model(model: Model, folder: Path, like: Path | None = None) -> None:
         if like is not None and like.is_dir():
             _share(partial, like, files)
         (partial / CARD).write_text(json.dumps(model.card | {"files": files}, indent=1, ensure_ascii=False))
+        for file in partial.iterdir():
+            make_readable(file)
         replace_folder(partial, folder)
     except (OSError, SafetensorError) as error:
         raise InputError(f"Cannot write the model {folder}: {error}") from error

@@ -1,0 +1,35 @@
+"""A production model of the synthetic images, fitted once."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
+
+PROJECT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def fitted_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with raw images (raw) and all that the pipeline fit makes of them (out)."""
+    folder = tmp_path_factory.mktemp("fitted")
+    bootstrap_project(PROJECT)
+    roots = {"data_root": str(folder / "raw"), "output_root": str(folder / "out")}
+    with KedroSession.create(PROJECT, env="test", runtime_params=roots) as session:
+        session.run(pipeline_names=["fit"])
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model_folder(fitted_project: Path) -> Path:
+    """The folder of the production model, not to be changed."""
+    return fitted_project / "out/06_models/synthetic/production/model"
+
+
+@pytest.fixture
+def own_model_folder(model_folder: Path, tmp_path: Path) -> Path:
+    """A copy of the model folder."""
+    return Path(shutil.copytree(model_folder, tmp_path / "model"))

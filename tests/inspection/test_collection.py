@@ -1,0 +1,64 @@
+"""What a model is taught: labels that do not contradict each other."""
+
+import pandas as pd
+import pytest
+from PIL import Image
+
+from mpfm_kedro.datasets.inspection import CollectionDataset
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.images.loading import ImageLoader
+
+SAMPLES = pd.DataFrame({"content_hash": ["other"], "label": [0]})
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    return CollectionDataset(str(tmp_path / "collection"))
+
+
+@pytest.fixture
+def files(tmp_path):
+    found = []
+    for number in range(3):
+        found.append(tmp_path / f"{number}.PNG")
+        Image.new("L", (8, 8), 50 * number).save(found[-1])
+    return found
+
+
+def test_images_are_kept_with_their_labels(dataset, files, tmp_path):
+    dataset.save(dataset.load().add(files[:2], "anomaly", SAMPLES))
+    dataset.save(dataset.load().add(files[2:], "normal", SAMPLES))
+    for file in files:
+        file.unlink()
+    collection = dataset.load()
+    assert collection.table["label"].tolist() == [1, 1, 0] and collection.new == {}
+    samples = collection.samples("own", "", ImageLoader("own", tmp_path, 10**6, tmp_path / "memory.parquet"))
+    assert samples.set_index("label")["split"].to_dict() == {0: "train", 1: "anomaly"}
+    assert set(samples["defect_class"]) == {"", "learned"} and (samples["width"] == 8).all()
+
+
+@pytest.mark.parametrize(("first", "second"), [("anomaly", "normal"), ("normal", "anomaly")])
+def test_an_image_has_one_label(dataset, files, first, second):
+    collection = dataset.load().add(files[:1], first, SAMPLES)
+    with pytest.raises(InputError, match=f"0.PNG is already known, as {first}"):
+        collection.add(files[:1], second, SAMPLES)
+
+
+def test_an_image_of_the_dataset_has_its_label(dataset, files):
+    known = dataset.load().add(files[:1], "normal", SAMPLES).table
+    with pytest.raises(InputError, match="already known, as normal"):
+        dataset.load().add(files[:1], "anomaly", known)
+
+
+def test_what_is_known_is_not_learned_twice(dataset, files):
+    collection = dataset.load().add(files[:1], "anomaly", SAMPLES)
+    assert len(collection.add(files[:2], "anomaly", SAMPLES).table) == 2
+    with pytest.raises(InputError, match="Nothing to learn"):
+        collection.add(files[:1], "anomaly", SAMPLES)
+
+
+def test_a_file_that_is_no_image_is_named(dataset, tmp_path):
+    (tmp_path / "text.png").write_text("no image")
+    dataset.save(dataset.load().add([tmp_path / "text.png"], "anomaly", SAMPLES))
+    with pytest.raises(InputError, match="cannot be used"):
+        dataset.load().samples("own", "", ImageLoader("own", tmp_path, 10**6, tmp_path / "memory.parquet"))

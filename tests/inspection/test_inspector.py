@@ -1,0 +1,140 @@
+"""A model at work: the same scores as in the pipeline, whatever form an image has."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from mpfm_kedro.datasets.features import FeaturesDataset
+from mpfm_kedro.detectors.mpfm.detector import load
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.experiments.run_data import select
+from mpfm_kedro.inspection.inspector import Inspector, read_image
+from mpfm_kedro.inspection.thresholds import DEFECTIVE, GOOD, UNCERTAIN
+
+
+@pytest.fixture(scope="module")
+def inspector(model_folder):
+    return Inspector.load(model_folder, "cpu")
+
+
+@pytest.fixture(scope="module")
+def files(fitted_project):
+    return sorted(file for file in (fitted_project / "raw/synthetic").glob("*/*.png"))
+
+
+@pytest.fixture(scope="module")
+def predictions(inspector, files):
+    return list(inspector.predict_many(files))
+
+
+def test_scores_are_those_of_the_stored_features(inspector, files, predictions, fitted_project):
+    out = fitted_project / "out"
+    stored = FeaturesDataset(
+        str(out / "04_feature/synthetic/production/features.parquet"), str(out / "04_feature/store")
+    ).load()
+    samples = pd.read_parquet(out / "02_intermediate/synthetic/production/samples.parquet")
+    ids = dict(zip(samples["path"], samples["sample_id"], strict=True))
+    raw = fitted_project / "raw/synthetic"
+    names = np.array([ids[file.relative_to(raw).as_posix()] for file in files])
+    expected = load(inspector.model.detector, torch.device("cpu")).score_samples(select(stored, names, ["original"]))
+    np.testing.assert_allclose([own.score for own in predictions], expected.score, rtol=1e-4, atol=1e-3)
+    assert [own.mode for own in predictions] == expected.mode.tolist()
+
+
+def test_defects_are_found_and_normals_are_good(files, predictions):
+    for file, own in zip(files, predictions, strict=True):
+        assert (own.decision == DEFECTIVE) == (file.parent.name != "good")
+        assert 0 < own.p_value <= 1 and own.heat_map.min() >= 0 and own.heat_map.max() <= 1
+        assert own.size == Image.open(file).size
+
+
+def test_shares_add_up_to_the_score(predictions):
+    for own in predictions:
+        assert sum(own.shares.values()) == pytest.approx(own.score)
+        assert own.shares[own.flagged_by] == max(own.shares.values())
+
+
+def test_regions_are_where_the_defect_is(files, predictions):
+    inside = []
+    for file, own in zip(files, predictions, strict=True):
+        mask = file.parents[1] / "ground_truth" / file.parent.name / f"{file.stem}_mask.png"
+        if mask.is_file() and own.regions:
+            left, upper, right, lower = own.regions[0].box
+            marked = np.asarray(Image.open(mask)) > 0
+            inside.append(marked[upper:lower, left:right].sum() / marked.sum())
+    assert len(inside) >= 12 and np.mean(inside) > 0.5
+
+
+def test_paths_arrays_and_images_are_the_same(inspector, files):
+    image = Image.open(files[0]).convert("RGB")
+    forms = [files[0], str(files[0]), image, np.asarray(image)]
+    assert len({round(inspector.predict(form).score, 5) for form in forms}) == 1
+
+
+def test_one_image_and_many_are_the_same(inspector, files, predictions):
+    for file, own in list(zip(files, predictions, strict=True))[::20]:
+        assert inspector.predict(file).score == pytest.approx(own.score, rel=1e-4, abs=1e-3)
+
+
+def test_another_rate_needs_no_training(inspector, files, predictions):
+    highest = max(own.score for own in predictions)
+    strict = inspector.promised(0.001, 0.95)
+    loose = inspector.promised(0.3, 0.95)
+    assert loose.defective < strict.defective < highest
+    scores = sorted(inspector.normal_scores)
+    assert inspector.predict(files[0], loose).decision in (GOOD, UNCERTAIN, DEFECTIVE)
+    assert scores[0] < loose.defective
+
+
+def test_the_nearest_images_are_of_the_kind_that_was_asked_for(inspector, files):
+    normals, anomalies = inspector.explain(inspector.predict(files[0]))
+    assert [own.defect_class for own in normals] == [""] * 4 and len(anomalies) == 1 and anomalies[0].defect_class
+    assert normals[0].sample_id.endswith(files[0].name) and normals[0].distance < 0.05  # it is in the gallery itself
+    assert [own.distance for own in normals] == sorted(own.distance for own in normals)
+    assert normals[0].thumbnail[:2] == b"\xff\xd8"
+
+
+def test_overlay_has_the_size_of_the_image(inspector, files):
+    assert inspector.overlay(files[-1], inspector.predict(files[-1])).size == Image.open(files[-1]).size
+
+
+@pytest.mark.parametrize(
+    ("array", "match"),
+    [
+        (np.zeros((3, 4, 5, 6), np.uint8), "shape"),
+        (np.zeros((4, 4, 2), np.uint8), "shape"),
+        (np.zeros((0, 4), np.uint8), "shape"),
+        (np.zeros((4, 4), np.uint16), "range"),
+        (np.zeros((4, 4), complex), "complex"),
+    ],
+)
+def test_arrays_that_are_no_images_are_refused(array, match):
+    with pytest.raises(InputError, match=match):
+        read_image(array, "")
+
+
+def test_deep_arrays_are_scaled_by_the_range_of_the_model():
+    deep = np.array([[0, 4095], [2048, 8000]], np.uint16)
+    assert np.asarray(read_image(deep, "0..4095"))[..., 0].tolist() == [[0, 255], [128, 255]]
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    (tmp_path / "cut.png").write_bytes(b"\x89PNG\r\n")
+    for name in ("cut.png", "missing.png"):
+        with pytest.raises(InputError, match=name):
+            read_image(tmp_path / name, "")
+
+
+def test_no_kedro_is_needed(model_folder, files):
+    code = (
+        "import sys; sys.modules |= {'kedro': None, 'kedro_datasets': None}; "
+        "from mpfm_kedro.inspection.inspector import Inspector; "
+        f"print(Inspector.load({str(model_folder)!r}, 'cpu').predict({str(files[0])!r}).decision)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == GOOD

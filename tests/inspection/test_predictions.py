@@ -1,0 +1,145 @@
+"""Predictions of many files: every file has a row, and nothing is computed twice."""
+
+import json
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.inspection.inspector import Inspector
+from mpfm_kedro.inspection.predictions import (
+    COLUMNS,
+    ERROR,
+    PredictionLog,
+    find_images,
+    overlay_path,
+    predict_files,
+)
+
+
+@pytest.fixture(scope="module")
+def inspector(model_folder):
+    return Inspector.load(model_folder, "cpu")
+
+
+@pytest.fixture
+def folder(fitted_project, tmp_path):
+    """Five images, nested, one of which cannot be read."""
+    raw = fitted_project / "raw/synthetic"
+    for number, file in enumerate([*sorted(raw.glob("good/*.png"))[:3], *sorted(raw.glob("spot/*.png"))[:1]]):
+        target = tmp_path / "new" / f"level{number % 2}" / f"image {number}.png"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.read_bytes())
+    (tmp_path / "new/broken.png").write_bytes(b"no image")
+    return tmp_path / "new"
+
+
+@pytest.fixture
+def predict(inspector, tmp_path):
+    def run(files, which="flagged", workers=0, **thresholds):
+        log = PredictionLog.of(tmp_path / "log", inspector.card)
+        promised = replace(inspector.promise, **thresholds)
+        return predict_files(inspector, files, log, promised, tmp_path / "overlays", which, workers)
+
+    return run
+
+
+@pytest.fixture
+def counted(inspector, monkeypatch):
+    """How many images were predicted."""
+    numbers = []
+    own = inspector.predict_prepared
+
+    def count(prepared, promised=None):
+        numbers.append(len(prepared))
+        return own(prepared, promised)
+
+    monkeypatch.setattr(inspector, "predict_prepared", count)
+    return numbers
+
+
+def test_every_file_has_a_row(predict, folder, tmp_path):
+    table = predict(find_images(str(folder)))
+    assert table.columns.tolist() == COLUMNS and len(table) == 5
+    assert table["decision"].tolist() == ["defective", "good", "good", "good", ERROR]
+    assert table["score"].dropna().is_monotonic_decreasing
+    defect, broken = table.iloc[0], table.iloc[-1]
+    assert "broken.png" in broken["error"] and np.isnan(broken["score"])
+    assert defect["area"] > 0 and len(defect["box"].split(",")) == 4 and defect["error"] == ""
+    assert [path.name for path in (tmp_path / "overlays").iterdir()] == [overlay_path(tmp_path, defect["path"]).name]
+
+
+def test_workers_give_the_same_table(predict, folder, tmp_path, inspector, monkeypatch):
+    expected = predict(find_images(str(folder)))
+    (PredictionLog.of(tmp_path / "log", inspector.card)).file.unlink()
+    monkeypatch.setattr(Inspector, "batch_size", 2)
+    found = predict(find_images(str(folder)), workers=1)
+    assert found["path"].tolist() == expected["path"].tolist()
+    np.testing.assert_allclose(found["score"], expected["score"], rtol=1e-4, atol=1e-3)
+
+
+def test_what_is_known_is_not_predicted_again(predict, folder, counted):
+    files = find_images(str(folder))
+    first = predict(files)
+    assert sum(counted) == 4
+    assert predict(files).equals(first) and sum(counted) == 4
+    changed = files[-1]
+    os.utime(changed, (1, 1))
+    predict(files)
+    assert sum(counted) == 5
+
+
+def test_another_rate_predicts_only_what_lacks_an_overlay(predict, folder, counted):
+    files = find_images(str(folder))
+    predict(files)
+    loose = predict(files, defective=-1e9, good=None)
+    assert (loose["decision"] == "defective").sum() == 4
+    assert sum(counted) == 4 + 3
+    predict(files, defective=-1e9, good=None)
+    assert sum(counted) == 4 + 3
+
+
+@pytest.mark.parametrize(("which", "number"), [("all", 4), ("none", 0), ("flagged", 1)])
+def test_images_that_get_an_overlay(predict, folder, tmp_path, which, number):
+    predict(find_images(str(folder)), which)
+    assert len(list((tmp_path / "overlays").glob("*.jpg"))) == number
+
+
+def test_an_interrupted_prediction_goes_on(predict, folder, counted, tmp_path, inspector):
+    files = find_images(str(folder))
+    predict(files[:3])
+    log = PredictionLog.of(tmp_path / "log", inspector.card)
+    lines = log.file.read_text()
+    log.file.write_text(lines[:-20])  # the power failed while the last line was written
+    before = sum(counted)
+    table = predict(files)
+    assert len(table) == 5 and sum(counted) - before < 4
+    rows = [json.loads(line) for line in log.file.read_text().splitlines() if line.endswith("}")]
+    assert {row["path"] for row in rows} == {str(file.resolve()) for file in files}
+
+
+def test_files_folders_and_patterns(folder):
+    every = find_images(str(folder))
+    assert len(every) == 5 and every == sorted(every)
+    assert find_images(str(every[0])) == [every[0]]
+    assert len(find_images(f"{folder}/level0/*.png")) == 2
+    assert len(find_images(f"{folder}/**/*.png")) == 5
+
+
+@pytest.mark.parametrize("typed", ["/nowhere", "*.gif", "{folder}/empty", "{folder}/*.tif"])
+def test_no_image_is_an_error_that_names_what_was_typed(folder, typed):
+    (folder / "empty").mkdir()
+    typed = typed.format(folder=folder)
+    with pytest.raises(InputError) as error:
+        find_images(typed)
+    assert f"'{typed}'" in str(error.value)
+
+
+def test_an_image_bomb_is_refused_undecoded(predict, tmp_path, monkeypatch):
+    monkeypatch.setattr("mpfm_kedro.inspection.inspector.MAX_PIXELS", 100)
+    Image.new("L", (40, 40)).save(tmp_path / "large.png")
+    table = predict([tmp_path / "large.png"])
+    assert table["decision"].tolist() == [ERROR] and "40 x 40" in table["error"].iloc[0]
