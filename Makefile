@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test viz benchmark clean
+.PHONY: run test app viz benchmark clean
 
 # the hard setting on ELPV, from raw images to data/08_reporting/elpv/hard/report.html
 run: $(INSTALLED)
@@ -16,6 +16,11 @@ test: $(INSTALLED)
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest --numprocesses=2 --dist=loadfile
+
+# a page to inspect images with the production model, at http://127.0.0.1:8040; for example
+# make app ARGS="--params=dataset=elpv --images=FOLDER"
+app: $(INSTALLED)
+	$(VENV)/bin/kedro app $(ARGS)
 
 # the map of the pipelines as a static site, with previews of the last run; its second page is /workflow
 viz: $(INSTALLED)

@@ -11,9 +11,12 @@ from typing import Any
 
 import click
 from kedro.framework.cli.project import run as kedro_run
+from kedro.framework.cli.utils import _split_params
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 
+from mpfm_kedro.app.learning import Project
+from mpfm_kedro.app.starting import OPTIONS, serve
 from mpfm_kedro.backbones.store import FeatureStore
 from mpfm_kedro.configuration import input_path, output_path, project_loader, project_root
 from mpfm_kedro.errors import InputError
@@ -41,6 +44,11 @@ def _root(name: str, default: str, absolute: Callable[[Path, Path], Path]) -> Ca
 
 ROOT = _root("--output-root", "data", output_path)
 RAW = _root("--data-root", "data/01_raw", input_path)
+
+
+def _parsed(context: click.Context, option: click.Parameter, text: str) -> tuple[str, dict[str, Any]]:
+    """Parameters as they are typed, and as Kedro reads them."""
+    return text, _split_params(context, option, text) if text else {}
 
 
 @click.group(name="mpfm_kedro")
@@ -187,6 +195,16 @@ def weights(backbone: str) -> None:
     folder = _configured("backbone_weights")
     obtain_weights(backbone, folder)
     click.echo(folder / f"{backbone}.safetensors")
+
+
+@cli.command()
+@click.option("--params", default="", callback=_parsed, help="The same as of kedro run, such as dataset=elpv.")
+@click.option("--env", default=None, help="Environment, the same as of kedro run.")
+@OPTIONS
+def app(params: tuple[str, dict[str, Any]], env: str | None, images: Path | None, port: int, device: str) -> None:
+    """Inspect images in a browser with the production model, and teach it what it got wrong."""
+    project = Project.of(*params, env)
+    serve(project.model, images, port, device, project)
 
 
 @cli.command("stage-code")

@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,17 +39,22 @@ def find_images(images: str) -> list[Path]:
     """The image files that a file, a folder (with all folders in it) or a glob pattern names, sorted."""
     path = Path(images)
     if path.is_dir():
-        found = [Path(folder) / name for folder, _, names in os.walk(path) for name in names if _is_image(name)]
+        found = [Path(folder) / name for folder, _, names in os.walk(path) for name in names if is_image(name)]
     elif path.is_file():
         return [path]
     else:
         matches = (Path(name) for name in glob.iglob(images, recursive=True))  # noqa: PTH207, patterns may be absolute
-        found = [match for match in matches if match.is_file() and _is_image(match.name)]
+        found = [match for match in matches if match.is_file() and is_image(match.name)]
     if not found:
         suffixes = " ".join(sorted(IMAGE_SUFFIXES))
         kind = "has no image" if path.is_dir() else "is no file or folder, and no pattern that matches an image"
         raise InputError(f"Parameter 'images' = '{images}' {kind}; images end in {suffixes}")
     return sorted(found)
+
+
+def is_image(name: str) -> bool:
+    """Whether a file is an image, by its name."""
+    return Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith(".")
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,8 @@ class PredictionLog:
         """The log of a model among those in a folder."""
         return cls(folder / f"{model_digest(card)}.jsonl")
 
-    def read(self) -> dict[str, dict[str, Any]]:
-        """The last line of each file by path; a half-written line does not count."""
+    def read(self, only: Collection[str] | None = None) -> dict[str, dict[str, Any]]:
+        """The last line of each file, or of some files alone, by path; a half-written line does not count."""
         found = {}
         if self.file.is_file():
             with self.file.open(encoding="utf-8") as lines:
@@ -73,7 +78,8 @@ class PredictionLog:
                         row = json.loads(line)
                     except ValueError:
                         continue
-                    found[row["path"]] = row
+                    if only is None or row["path"] in only:
+                        found[row["path"]] = row
         return found
 
     def append(self, rows: Iterable[dict[str, Any]]) -> None:
@@ -235,10 +241,6 @@ def _state(file: Path) -> dict[str, int]:
     except OSError:
         return {"size": -1, "modified": -1}
     return {"size": found.st_size, "modified": found.st_mtime_ns}
-
-
-def _is_image(name: str) -> bool:
-    return Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith(".")
 
 
 def _ends_a_line(file: Path) -> bool:

@@ -43,11 +43,11 @@ def as_page(title: str, tables: list[Table], remarks: list[str], figures: dict[s
     return page(title, [*parts, *paragraphs(remarks), *embedded(figures)])
 
 
-def page(title: str, parts: Iterable[str]) -> str:
+def page(title: str, parts: Iterable[str], style: str = STYLE) -> str:
     """A self-contained HTML page of parts that are HTML."""
     name = html.escape(title)
     phone = "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-    head = f"<meta charset='utf-8'>{phone}<title>{name}</title><style>{STYLE}</style>"
+    head = f"<meta charset='utf-8'>{phone}<title>{name}</title><style>{style}</style>"
     body = f"<h1>{name}</h1>{''.join(parts)}"
     return f"<!doctype html><html lang='en'><head>{head}</head><body>{body}</body></html>"
 

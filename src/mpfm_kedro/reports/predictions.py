@@ -1,18 +1,190 @@
-"""Predictions as a page."""
+"""Predictions as a page: the images that matter most, sorted by score, each with where and why.
+
+Pictures are files beside the page. The page has at most ``MOST`` images of each decision; the table has all of them.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.files import replacing
 from mpfm_kedro.inspection.model import Model
+from mpfm_kedro.inspection.thresholds import Promise, describe, item_scores, miss_rate, promise
 from mpfm_kedro.parameters import InspectionParameters
-from mpfm_kedro.reports.markup import page
+from mpfm_kedro.reports.findings import SIGNS, STYLE, badge, likenesses, readable, reason, share_table
+from mpfm_kedro.reports.markup import page, paragraphs
+from mpfm_kedro.reports.score_histogram import draw_histogram
+
+MOST = {"defective": 150, "uncertain": 100, "good": 50, "error": 50}  # images of each decision in the page
+SIDE = 320  # pixels of the longer side of a picture
+SCRIPT = """
+const buttons = document.querySelectorAll('.filters button');
+for (const button of buttons) button.onclick = () => {
+  for (const other of buttons) other.setAttribute('aria-pressed', other === button);
+  for (const article of document.querySelectorAll('article'))
+    article.hidden = button.value !== 'all' && article.dataset.decision !== button.value;
+};
+"""
+
+
+@dataclass
+class Pictures:
+    """Small pictures in a folder beside the page; those that the page does not show are deleted at the end."""
+
+    folder: Path
+    thumbnails: Mapping[str, bytes]
+    pixel_range: str
+    _written: set[str] = field(default_factory=set)
+
+    def of_file(self, path: str) -> str:
+        """The address of the picture of an image; empty where it cannot be read any more."""
+        from mpfm_kedro.inspection.inspector import read_image  # with torch, which is slow to import
+
+        try:
+            small = read_image(path, self.pixel_range)
+        except InputError:
+            return ""
+        small.thumbnail((SIDE, SIDE))
+        name = _name("image", path)
+        with replacing(self.folder / name) as partial:
+            small.save(partial, format="jpeg", quality=85)
+        return self._address(name)
+
+    def of_known(self, sample_ids: Iterable[str]) -> list[tuple[str, str]]:
+        """Address and name of images that the model has learned from; those that it has no picture of are skipped."""
+        found = []
+        for sample_id in sample_ids:
+            if sample_id in self.thumbnails:
+                name = _name("known", sample_id)
+                if name not in self._written:
+                    with replacing(self.folder / name) as partial:
+                        partial.write_bytes(self.thumbnails[sample_id])
+                found.append((self._address(name), sample_id))
+        return found
+
+    def delete_others(self) -> None:
+        """Delete pictures of earlier pages."""
+        for file in self.folder.glob("*.jpg"):
+            if file.name not in self._written:
+                file.unlink()
+
+    def _address(self, name: str) -> str:
+        self._written.add(name)
+        return f"{self.folder.name}/{name}"
 
 
 def write_page(
-    predictions: pd.DataFrame, model: Model, log_folder: Path, overlays: Path, parameters: InspectionParameters
+    predictions: pd.DataFrame,
+    model: Model,
+    log_folder: Path,
+    overlays: Path,
+    parameters: InspectionParameters,
+    gallery: Path,
 ) -> str:
-    """The table as a page."""
-    return page("Predictions", [predictions.head(200).to_html()])
+    """The page. Pictures are written to the folder ``gallery``, which is beside it, as ``overlays`` is."""
+    from mpfm_kedro.inspection.predictions import PredictionLog, overlay_path  # with torch, which is slow to import
+
+    shown = choose(predictions)
+    said = PredictionLog.of(log_folder, model.card).read(set(shown["path"]))
+    known = model.gallery.table
+    thumbnails = dict(zip(known["sample_id"], known["thumbnail"], strict=True))
+    pictures = Pictures(gallery, thumbnails, model.card["pixel_range"])
+    folder = _common_folder(shown["path"])
+    articles = []
+    for row in shown.to_dict("records"):
+        overlay = overlay_path(overlays, row["path"])
+        address = f"{overlays.name}/{overlay.name}" if overlay.is_file() else ""
+        articles.append(_article(row, said.get(row["path"], {}), pictures, address, folder))
+    pictures.delete_others()
+    parts = [*_summary(predictions, model, parameters), *_introduction(predictions, shown, folder), *articles]
+    return page("Predictions", [*parts, f"<script>{SCRIPT}</script>"], STYLE)
+
+
+def choose(predictions: pd.DataFrame) -> pd.DataFrame:
+    """The rows that the page shows: of each decision those with the highest scores, in the order of the table."""
+    chosen = predictions.groupby("decision", sort=False).cumcount() < predictions["decision"].map(MOST)
+    return predictions[chosen]
+
+
+def _summary(predictions: pd.DataFrame, model: Model, parameters: InspectionParameters) -> list[str]:
+    """What is promised, and how the scores lie around the thresholds."""
+    normals = item_scores(model.calibration.normal_scores, model.calibration.normal_items)
+    promised = promise(normals, parameters.false_alarm_rate, parameters.confidence)
+    known = model.calibration.anomaly_scores
+    missed = miss_rate(known, promised.defective, parameters.confidence) if len(known) else None
+    scores = predictions.loc[predictions["decision"] != "error", "score"].astype(float)
+    return [*paragraphs([describe(promised, missed)]), draw_histogram(normals, scores, promised), _meaning(promised)]
+
+
+def _meaning(promised: Promise) -> str:
+    good = "no score is called good" if promised.good is None else f"{badge('good')} up to {promised.good:.2f}"
+    return (
+        f"<p>{badge('defective')} above {promised.defective:.2f}, {good}, {badge('uncertain')} between them: there are "
+        "too few unseen normals to tell. The p-value is the share of unseen normals that score as high.</p>"
+    )
+
+
+def _introduction(predictions: pd.DataFrame, shown: pd.DataFrame, folder: str) -> list[str]:
+    """How many images there are, which of them are shown, and the buttons that filter them."""
+    every, here = Counter(predictions["decision"]), Counter(shown["decision"])
+    counts = [f"{here[name]:,} of {every[name]:,} {_word(name)}" for name in SIGNS if here[name] < every[name]]
+    limited = f" This page shows {', '.join(counts)}, those with the highest scores." if counts else ""
+    buttons = [f"<button value='all' aria-pressed='true'>all {len(shown):,}</button>"]
+    buttons += [
+        f"<button value='{name}' aria-pressed='false'>{SIGNS[name]} {_word(name)} {here[name]:,}</button>"
+        for name in SIGNS
+        if here[name]
+    ]
+    return [
+        f"<h2>{len(predictions):,} images, the highest score first</h2>",
+        f"<p>All of them are in <a href='predictions.csv'>predictions.csv</a>.{limited}</p>",
+        f"<p class='small'>Names are below {readable(folder)}</p>" if folder else "",
+        f"<div class='filters'>{''.join(buttons)}</div>",
+    ]
+
+
+def _article(row: dict[Any, Any], said: dict[str, Any], pictures: Pictures, overlay: str, folder: str) -> str:
+    """One image."""
+    name = readable(os.path.relpath(row["path"], folder) if folder else row["path"])
+    uri = readable(Path(row["path"]).as_uri())
+    start = f"<article data-decision='{row['decision']}'>"
+    facts = [f"<p>{badge(row['decision'])} <a class='name' href='{uri}'>{name}</a></p>"]
+    if row["decision"] == "error":
+        return f"{start}<div class='facts'>{''.join(facts)}<p>{readable(row['error'])}</p></div></article>"
+    facts.append(f"<p>score <b>{row['score']:.2f}</b>, p-value {row['p_value']:.2g}</p>")
+    if said.get("shares"):
+        normals, anomalies = pictures.of_known(said["normals"]), pictures.of_known(said["anomalies"])
+        why = f"{share_table(said['shares'])}<p>Nearest normals and, after the line, nearest known anomaly:</p>"
+        why += likenesses(normals, anomalies)
+        if row["decision"] != "good":
+            facts.append(f"<p>{reason(said['shares'])}</p>")
+        facts.append(f"<details><summary>Why</summary>{why}</details>")
+    shown = [_picture(pictures.of_file(row["path"]), name), _picture(overlay, f"heat map of {name}")]
+    return f"{start}<div class='pictures'>{''.join(shown)}</div><div class='facts'>{''.join(facts)}</div></article>"
+
+
+def _picture(address: str, text: str) -> str:
+    return f"<a href='{address}'><img loading='lazy' src='{address}' alt='{text}'></a>" if address else ""
+
+
+def _common_folder(paths: Iterable[str]) -> str:
+    parents = [str(Path(path).parent) for path in paths]
+    found = os.path.commonpath(parents) if parents else ""
+    return "" if found == os.sep else found
+
+
+def _name(kind: str, text: str) -> str:
+    return f"{kind}-{hashlib.sha256(os.fsencode(text)).hexdigest()[:20]}.jpg"
+
+
+def _word(decision: str) -> str:
+    return "unreadable" if decision == "error" else decision

@@ -16,9 +16,9 @@ def create_pipeline(**_: object) -> Pipeline:
         [
             node(predict_images, ["params:images", *FOLDERS, "params:device"], "summary", name="predict_images"),
             node(summarise_predictions, "summary", "summary_text", name="summarise_predictions"),
-            node(write_page, ["summary", *FOLDERS], "report", name="write_page"),
+            node(write_page, ["summary", *FOLDERS, "gallery"], "report", name="write_page"),
         ],
-        inputs={"model": "production_model", "prediction_log": "prediction_log", "overlays": "overlays"},
+        inputs={"model": "production_model"} | {name: name for name in ("prediction_log", "overlays", "gallery")},
         parameters={"params:images", "params:inspection", "params:device"},
         namespace="predictions",
     )

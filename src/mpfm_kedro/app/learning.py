@@ -1,0 +1,165 @@
+"""Learning from the page: the commands of the project, run one at a time, with their output for people to see."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock, Thread
+
+from mpfm_kedro.configuration import project_loader, project_root
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.experiments.protocol import PRODUCTION
+from mpfm_kedro.inspection.model import CARD, model_digest, read_card
+
+LINES = 12  # of a command's output that are shown
+SECONDS_TO_END = 10.0
+
+
+@dataclass(frozen=True)
+class Project:
+    """The Kedro project that a model belongs to.
+
+    Args:
+        params: as they are typed for ``kedro run --params``.
+        env: its environment.
+        dataset: of the model.
+        output_root: where results are.
+        model: the folder of the production model.
+        versions: the folder of its versions.
+        to_learn: the folder of images that are marked.
+    """
+
+    params: str
+    env: str | None
+    dataset: str
+    output_root: Path
+    model: Path
+    versions: Path
+    to_learn: Path
+
+    @classmethod
+    def of(cls, params: str, parsed: dict[str, object], env: str | None) -> Project:
+        """The project around the current folder; ``parsed`` are the same parameters, read."""
+        loader, root = project_loader(env, **parsed), project_root()
+        parameters, catalog = loader["parameters"], loader["catalog"]
+        output_root = Path(parameters["output_root"])
+        model, versions, log = (
+            root / catalog[name]["filepath"]
+            for name in ("production_model", "production.model_version", "prediction_log")
+        )
+        dataset = str(parameters["dataset"])
+        return cls(params, env, dataset, output_root, model, versions, log.with_name("to_learn"))
+
+    def learn(self, label: str) -> list[str]:
+        """The command that learns the marked images of a label."""
+        params = ",".join(filter(None, [self.params, f"images={self.to_learn / label}", f"label={label}"]))
+        return [*self._kedro("run"), "--pipelines=learn", f"--params={params}"]
+
+    def go_back(self, version: str) -> list[str]:
+        """The command that uses an earlier version of the model again."""
+        root = ["--output-root", str(self.output_root)]
+        return [*self._kedro("versions", "use"), self.dataset, PRODUCTION, version, *root]
+
+    def earlier_version(self) -> str | None:
+        """The version before the present model, if there is one."""
+        present, names = model_digest(read_card(self.model)), self._versions()
+        same = [name for name, digest in names.items() if digest == present]
+        older = [name for name in names if same and name < same[0]]
+        return older[-1] if older else None
+
+    def _versions(self) -> dict[str, str]:
+        """Digests of all versions, the oldest first."""
+        found = {}
+        for file in sorted(self.versions.glob(f"*/*/{CARD}")):
+            with suppress(InputError):  # of an older format
+                found[file.parents[1].name] = model_digest(read_card(file.parent))
+        return found
+
+    def _kedro(self, *command: str) -> list[str]:
+        environment = [f"--env={self.env}"] if self.env else []
+        return [sys.executable, "-m", "kedro", *command, *environment]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command, and what is done once it has succeeded."""
+
+    command: Sequence[str]
+    then: Callable[[], None]
+
+
+class Job:
+    """Commands one after the other, until one fails. Only one job is under way at a time."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self.name = ""
+        self.state = ""  # running, done or failed
+        self.lines: deque[str] = deque(maxlen=LINES)
+
+    def start(self, name: str, steps: Sequence[Step], afterwards: Callable[[], None]) -> None:
+        """Start in the background; an error if a job is under way."""
+        if not self._lock.acquire(blocking=False):
+            raise InputError(f"Please wait: '{self.name}' is under way")
+        self.name, self.state = name, "running"
+        self.lines.clear()
+        Thread(target=self._run, args=(steps, afterwards), daemon=True).start()
+
+    def stop(self) -> None:
+        """End the command that is under way, as Ctrl-C would."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(SECONDS_TO_END)
+                return
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def _run(self, steps: Sequence[Step], afterwards: Callable[[], None]) -> None:
+        state, succeeded = "failed", 0
+        try:
+            for step in steps:
+                for line in self._output(step.command):
+                    self.lines.append(line)
+                step.then()
+                succeeded += 1
+            state = "done"
+        except InputError as error:
+            self.lines.append(str(error))
+        finally:
+            try:
+                if succeeded:
+                    afterwards()
+            except InputError as error:
+                state = "failed"
+                self.lines.append(str(error))
+            finally:
+                self.state = state
+                self._lock.release()
+
+    def _output(self, command: Sequence[str]) -> Iterator[str]:
+        """The lines that a command writes; an error if it fails."""
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # so that its own processes can be ended with it
+        )
+        with self._process as process:
+            assert process.stdout is not None
+            yield from (line.rstrip() for line in process.stdout if line.strip())
+        if process.returncode:
+            raise InputError(f"The command ended with exit code {process.returncode}: the model is as it was before")

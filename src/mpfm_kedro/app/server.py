@@ -1,0 +1,251 @@
+"""The server of the page: who may ask what, and the answers."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from fastapi import FastAPI, Query, Request
+from fastapi import Path as InAddress
+from fastapi.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+
+from mpfm_kedro.app import page
+from mpfm_kedro.app.folder import ImageFolder
+from mpfm_kedro.app.learning import Job, Project, Step
+from mpfm_kedro.app.limits import MAX_BYTES
+from mpfm_kedro.app.session import FullError, Session, ToLearn
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.inspection.collection import LABELS
+from mpfm_kedro.inspection.inspector import Inspector
+
+LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?")
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": (
+        "default-src 'none'; img-src 'self' data:; style-src 'self'; script-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+Rate = Annotated[float | None, Query(gt=0, lt=1)]
+Key = Annotated[str, InAddress(pattern="^[0-9a-f]{24}$")]
+Name = Annotated[str, Query(min_length=1, max_length=500)]
+
+
+@dataclass(frozen=True)
+class Room:
+    """What the server works with.
+
+    Args:
+        session: the images on the page.
+        device: auto, cpu or cuda.
+        folder: whose images may be inspected by name, if any.
+        project: of the model; without one it cannot learn.
+        job: learning that is under way.
+    """
+
+    session: Session
+    device: str
+    folder: ImageFolder | None
+    project: Project | None
+    job: Job
+
+    @property
+    def to_learn(self) -> ToLearn:
+        """The images that are marked."""
+        if self.project is None:
+            raise InputError("The model cannot learn here: start the page with kedro app, in the project of the model")
+        return ToLearn(self.project.to_learn)
+
+    def learn(self) -> None:
+        """Start to learn all that is marked."""
+        to_learn, project = self.to_learn, self.project
+        assert project is not None
+        steps = [
+            Step(project.learn(label), lambda label=label: to_learn.clear(label))  # type: ignore[misc]
+            for label in LABELS
+            if to_learn.images(label)
+        ]
+        if not steps:
+            raise InputError("No image is marked")
+        self.job.start("Learning", steps, self._reload)
+
+    def go_back(self) -> None:
+        """Start to use the version before the present model."""
+        version = self.project.earlier_version() if self.project else None
+        if self.project is None or version is None:
+            raise InputError("There is no earlier model")
+        self.job.start("Undoing", [Step(self.project.go_back(version), lambda: None)], self._reload)
+
+    def _reload(self) -> None:
+        assert self.project is not None
+        self.session.use(Inspector.load(self.project.model, self.device), self.job.lines.append)
+
+
+def create_app(room: Room) -> FastAPI:
+    """The application; one for each start of the server, with a token of its own."""
+    token = secrets.token_urlsafe(24)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        room.job.stop()
+
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.middleware("http")
+    async def guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        problem = refusal(request, token)
+        response = PlainTextResponse(problem, 403) if problem else await answer(request)
+        response.headers.update(HEADERS)
+        return response
+
+    @app.exception_handler(InputError)
+    async def explain(_: Request, error: InputError) -> Response:
+        return PlainTextResponse(str(error), 413 if isinstance(error, FullError) else 422)
+
+    _add_pages(app, room, token)
+    _add_images(app, room)
+    _add_learning(app, room)
+    return app
+
+
+def refusal(request: Request, token: str) -> str:
+    """Why a request is not answered; empty where it is.
+
+    A name that is not this machine's own would let a site whose name was made to point here read answers. A request
+    that another site has caused changes nothing: it lacks origin and token.
+    """
+    host = request.headers.get("host", "")
+    if not LOOPBACK.fullmatch(host):
+        return "Refused: the page is for this machine alone, at 127.0.0.1 or localhost"
+    visited = request.url.path == "/" and request.headers.get("sec-fetch-mode") == "navigate"
+    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not visited:
+        return "Refused: another site has asked"
+    if request.method in ("GET", "HEAD"):
+        return ""
+    if request.headers.get("origin") != f"http://{host}":
+        return "Refused: another site has asked"
+    if not secrets.compare_digest(request.headers.get("x-token", "").encode(), token.encode()):
+        return "Refused: the page is of an earlier start; load it again"
+    return ""
+
+
+def _add_pages(app: FastAPI, room: Room, token: str) -> None:
+    session = room.session
+
+    @app.get("/", response_class=HTMLResponse)
+    def index(rate: Rate = None) -> str:
+        folders = room.folder.folders() if room.folder else None
+        card = session.inspector.card
+        return page.draw_page(card, rate or card["promise"]["rate"], token, folders)
+
+    @app.get("/style.css")
+    def style() -> Response:
+        return Response(page.CSS, media_type="text/css")
+
+    @app.get("/page.js")
+    def script() -> Response:
+        return Response(Path(__file__).with_name("page.js").read_text("utf-8"), media_type="text/javascript")
+
+    @app.get("/results", response_class=HTMLResponse)
+    def results(rate: Rate = None) -> str:
+        inspector, stated = session.inspector, session.inspector.card["promise"]
+        promised = inspector.promised(rate or stated["rate"], stated["confidence"])
+        labels = room.to_learn.labels() if room.project else None
+        return page.draw_results(session.images(), inspector, promised, labels)
+
+
+def _add_images(app: FastAPI, room: Room) -> None:
+    session = room.session
+
+    @app.post("/images", status_code=201)
+    async def upload(request: Request, name: Name) -> Response:
+        session.check_room()
+        try:
+            content = await read_body(request, name)
+        except ClientDisconnect:
+            return PlainTextResponse("The upload was cut", 400)
+        return Response((await run_in_threadpool(session.add, Path(name).name, content)).key)
+
+    @app.get("/folder")
+    def list_folder(path: Name) -> list[str]:
+        names = _folder(room).images(path)
+        session.check_room(len(names))
+        return names
+
+    @app.post("/folder", status_code=201)
+    def add_from_folder(path: Name) -> Response:
+        return Response(session.add(path, _folder(room).read(path)).key)
+
+    @app.get("/images/{key}/{kind}")
+    def picture(key: Key, kind: Literal["picture", "overlay"]) -> Response:
+        found = session.find(key)
+        return Response(found.picture if kind == "picture" else found.overlay, media_type="image/jpeg")
+
+    @app.get("/known/{place}")
+    def known(place: Annotated[int, InAddress(ge=0)]) -> Response:
+        thumbnails = session.inspector.model.gallery.table["thumbnail"]
+        if place >= len(thumbnails):
+            raise InputError("The model knows no such image")
+        return Response(thumbnails.iloc[place], media_type="image/jpeg")
+
+    @app.post("/clear")
+    def clear() -> None:
+        session.clear()
+
+
+def _add_learning(app: FastAPI, room: Room) -> None:
+    @app.post("/images/{key}/mark")
+    def mark(key: Key, label: Literal["anomaly", "normal"]) -> None:
+        room.to_learn.add(label, key, room.session.find(key).name, room.session.content(key))
+
+    @app.post("/images/{key}/unmark")
+    def unmark(key: Key) -> None:
+        room.to_learn.remove(key)
+
+    @app.get("/learning", response_class=HTMLResponse)
+    def learning() -> str:
+        if room.project is None:
+            return ""
+        marked = {label: room.to_learn.images(label) for label in LABELS}
+        return page.draw_learning(marked, room.job, room.project.earlier_version())
+
+    @app.post("/learn", status_code=202)
+    def learn() -> None:
+        room.learn()
+
+    @app.post("/undo", status_code=202)
+    def undo() -> None:
+        room.go_back()
+
+
+async def read_body(request: Request, name: str) -> bytes:
+    """The content of an upload; one that is too large is refused before all of it was read."""
+    too_large = FullError(f"{name} is larger than {MAX_BYTES / 1e6:g} MB")
+    if int(request.headers.get("content-length") or 0) > MAX_BYTES:
+        raise too_large
+    content = bytearray()
+    async for part in request.stream():
+        content += part
+        if len(content) > MAX_BYTES:
+            raise too_large
+    return bytes(content)
+
+
+def _folder(room: Room) -> ImageFolder:
+    if room.folder is None:
+        raise InputError("No folder was named at start: kedro app --images FOLDER")
+    return room.folder

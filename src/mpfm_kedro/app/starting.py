@@ -1,0 +1,58 @@
+"""Start the server on this machine alone."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+
+from mpfm_kedro.app.learning import Job, Project
+from mpfm_kedro.errors import InputError
+
+ADDRESS = "127.0.0.1"
+
+
+def OPTIONS(command: Callable[..., Any]) -> Callable[..., Any]:  # noqa: N802, used as a decorator
+    """The options of every way to start."""
+    folder = "Folder whose images, and those in its folders, may be inspected by name."
+    for option in (
+        click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
+        click.option("--port", default=8040, show_default=True, type=click.IntRange(0, 65535), help="0: a free one."),
+        click.option("--images", type=click.Path(path_type=Path), default=None, help=folder),
+    ):
+        command = option(command)
+    return command
+
+
+def serve(model: Path, images: Path | None, port: int, device: str, project: Project | None = None) -> None:
+    """Load the model and answer until Ctrl-C."""
+    import uvicorn
+
+    from mpfm_kedro.app.folder import ImageFolder
+    from mpfm_kedro.app.server import Room, create_app
+    from mpfm_kedro.app.session import Session
+    from mpfm_kedro.inspection.inspector import Inspector  # with torch, which is slow to import
+
+    folder = ImageFolder(images) if images else None
+    with listening(port) as own, TemporaryDirectory(prefix="mpfm_kedro-app-") as files:
+        session = Session(Inspector.load(model, device), Path(files))
+        room = Room(session, device, folder, project, Job())
+        click.echo(f"Open http://{ADDRESS}:{own.getsockname()[1]} (Ctrl-C ends it)")
+        config = uvicorn.Config(create_app(room), log_level="warning", lifespan="on", timeout_graceful_shutdown=3)
+        uvicorn.Server(config).run(sockets=[own])
+
+
+def listening(port: int) -> socket.socket:
+    """A socket on this machine alone; another program may have the port already."""
+    own = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        own.bind((ADDRESS, port))
+    except OSError as error:
+        own.close()
+        raise InputError(f"Port {port} cannot be used ({error.strerror}); choose another one with --port") from error
+    return own
