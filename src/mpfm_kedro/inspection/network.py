@@ -9,6 +9,7 @@ rounds them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from mpfm_kedro.images.position_maps import FINER, SIGMA, resize
 from mpfm_kedro.inspection.model import Model
 
 PIL_BITS = 22  # of the weights of PIL's resizing
+BLOCK = 16  # new pixels that are computed together
 
 
 class Inspected(NamedTuple):
@@ -201,25 +203,63 @@ def top_mean(values: Tensor, share: float) -> Tensor:
 
 
 def resize_bytes(pixels: Tensor, side: int) -> Tensor:
-    """Bytes (B, H, W, 3) → (B, 3, S, S), the whole numbers that PIL's bilinear resizing gives.
+    """Bytes (B, H, W, 3) → (B, 3, S, S), those that PIL's bilinear resizing gives.
 
-    The rows first, rounded, then the columns, rounded. Double precision holds the sums without error.
+    It rounds after each axis, so their order counts: the width first, but for images that are tall.
     """
-    channels = pixels.permute(0, 3, 1, 2).double()
-    across = (channels @ resize_weights(channels.shape[3], side).T + 0.5).floor()
-    return (resize_weights(channels.shape[2], side) @ across + 0.5).floor().float()
+    height, width = pixels.shape[1:3]
+    orders = partial(_height_first, side=side), partial(_width_first, side=side)
+    if torch.compiler.is_exporting():  # both become part of the graph
+        high, wide = _count(height), _count(width)
+        return torch.cond((high > side) & (2 * wide < high + side), *orders, (pixels,))
+    return orders[0 if height > side and 2 * width < height + side else 1](pixels)
 
 
-def resize_weights(n: int, side: int) -> Tensor:
-    """PIL's bilinear weights of n pixels for S new ones, (S, n), to 22 bits.
+def _width_first(pixels: Tensor, side: int) -> Tensor:
+    across = _resize_rows(pixels.permute(0, 2, 3, 1), side)  # (B, W, 3, H) → (B, S, 3, H)
+    return _resize_rows(across.permute(0, 3, 1, 2), side).permute(0, 3, 1, 2).contiguous()
+
+
+def _height_first(pixels: Tensor, side: int) -> Tensor:
+    down = _resize_rows(pixels, side)  # (B, H, W, 3) → (B, S, W, 3)
+    return _resize_rows(down.permute(0, 2, 3, 1), side).permute(0, 2, 3, 1).contiguous()
+
+
+def _resize_rows(rows: Tensor, side: int) -> Tensor:
+    """n rows of bytes (B, n, …) → S rows (B, S, …), the nearest bytes to the sums; double precision holds them exactly.
+
+    A row of the result needs few neighbours. Those of a block of rows are taken together, which makes it a product of
+    small matrices: (blocks, rows of a block, window) · (B, blocks, window, …).
+    """
+    window, weight = resize_weights(rows.shape[1], side)
+    taken = rows.index_select(1, window.flatten()).flatten(2).unflatten(1, window.shape)
+    resized = (weight @ taken.double() + 0.5).to(torch.uint8)
+    return resized.flatten(1, 2)[:, :side].unflatten(2, rows.shape[2:])
+
+
+def resize_weights(n: int, side: int) -> tuple[Tensor, Tensor]:
+    """PIL's bilinear weights of n pixels for S new ones, to 22 bits, in blocks of new pixels.
 
     w_ij ∝ max(0, 2 max(n, S) − |(2j + 1) S − (2i + 1) n|): a triangle around the centre of the new pixel i that
-    reaches to its neighbours' centres, or to the next pixel's where there are more new ones. The numbers are whole.
+    reaches as far as one new pixel is wide, or one old pixel if that is more. These numbers are whole.
+
+    Returns:
+        The pixels j that a block needs (blocks, window), and w (blocks, pixels of a block, window).
     """
-    old, new = torch.arange(n)[None].double(), torch.arange(side)[:, None].double()
-    n_old = old[:, -1:] + 1
-    weight = (2 * n_old.clamp_min(side) - ((2 * old + 1) * side - (2 * new + 1) * n_old).abs()).relu()
-    return (weight / weight.sum(1, keepdim=True) * 2**PIL_BITS + 0.5).floor() / 2**PIL_BITS
+    i = torch.arange(-(-side // BLOCK) * BLOCK).double().view(-1, BLOCK, 1)
+    n_old = _count(n)
+    center, reach = (2 * i + 1) * n_old, 2 * n_old.clamp_min(side)
+    first = ((center[:, 0] - reach - side) / (2 * side)).floor() + 1
+    j = first + torch.arange((BLOCK + 1) * n // side + 3).double()
+    inside = (j >= 0) & (j < n_old)
+    weight = (reach - ((2 * j[:, None] + 1) * side - center).abs()).relu() * inside[:, None]
+    share = weight / weight.sum(2, keepdim=True).clamp_min(1)
+    return j.clamp_min(0).minimum(n_old - 1).long(), (share * 2**PIL_BITS + 0.5).floor() / 2**PIL_BITS
+
+
+def _count(n: int) -> Tensor:
+    """A number as a tensor; one that is known when the graph runs stays a part of the graph."""
+    return torch.scalar_tensor(n, dtype=torch.float64)
 
 
 def _bilinear(n: int, n_new: int) -> Tensor:
