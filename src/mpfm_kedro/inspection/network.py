@@ -9,7 +9,6 @@ rounds them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -205,41 +204,44 @@ def top_mean(values: Tensor, share: float) -> Tensor:
 def resize_bytes(pixels: Tensor, side: int) -> Tensor:
     """Bytes (B, H, W, 3) → (B, 3, S, S), those that PIL's bilinear resizing gives.
 
-    It rounds after each axis, so their order counts: the width first, but for images that are tall.
+    It rounds after each axis, so their order counts: the width first, but for tall images the height.
     """
     height, width = pixels.shape[1:3]
-    orders = partial(_height_first, side=side), partial(_width_first, side=side)
-    if torch.compiler.is_exporting():  # both become part of the graph
+    inputs = pixels, *resize_weights(height, side), *resize_weights(width, side)
+    if torch.compiler.is_exporting():  # both orders become parts of the graph
         high, wide = _count(height), _count(width)
-        return torch.cond((high > side) & (2 * wide < high + side), *orders, (pixels,))
-    return orders[0 if height > side and 2 * width < height + side else 1](pixels)
+        resized = torch.cond((high > side) & (2 * wide < high + side), _height_first, _width_first, inputs)
+    else:
+        resized = (_height_first if height > side and 2 * width < height + side else _width_first)(*inputs)
+    return resized[:, :, :side, :side]
 
 
-def _width_first(pixels: Tensor, side: int) -> Tensor:
-    across = _resize_rows(pixels.permute(0, 2, 3, 1), side)  # (B, W, 3, H) → (B, S, 3, H)
-    return _resize_rows(across.permute(0, 3, 1, 2), side).permute(0, 3, 1, 2).contiguous()
+def _height_first(pixels: Tensor, rows: Tensor, row_weight: Tensor, columns: Tensor, column_weight: Tensor) -> Tensor:
+    down = _resize_rows(pixels, rows, row_weight)  # (B, H, W, 3) → (B, S, W, 3)
+    across = _resize_rows(down.permute(0, 2, 3, 1), columns, column_weight)  # (B, W, 3, S) → (B, S, 3, S)
+    return across.permute(0, 2, 3, 1).contiguous()
 
 
-def _height_first(pixels: Tensor, side: int) -> Tensor:
-    down = _resize_rows(pixels, side)  # (B, H, W, 3) → (B, S, W, 3)
-    return _resize_rows(down.permute(0, 2, 3, 1), side).permute(0, 2, 3, 1).contiguous()
+def _width_first(pixels: Tensor, rows: Tensor, row_weight: Tensor, columns: Tensor, column_weight: Tensor) -> Tensor:
+    across = _resize_rows(pixels.permute(0, 2, 3, 1), columns, column_weight)  # (B, W, 3, H) → (B, S, 3, H)
+    down = _resize_rows(across.permute(0, 3, 1, 2), rows, row_weight)  # (B, H, S, 3) → (B, S, S, 3)
+    return down.permute(0, 3, 1, 2).contiguous()
 
 
-def _resize_rows(rows: Tensor, side: int) -> Tensor:
-    """n rows of bytes (B, n, …) → S rows (B, S, …), the nearest bytes to the sums; double precision holds them exactly.
+def _resize_rows(rows: Tensor, window: Tensor, weight: Tensor) -> Tensor:
+    """n rows of bytes (B, n, …) → S rows (B, S, …), the bytes nearest to the sums; double precision holds them exactly.
 
-    A row of the result needs few neighbours. Those of a block of rows are taken together, which makes it a product of
-    small matrices: (blocks, rows of a block, window) · (B, blocks, window, …).
+    A product of small matrices: (blocks, rows of a block, window) · (B, blocks, window, …).
     """
-    window, weight = resize_weights(rows.shape[1], side)
     taken = rows.index_select(1, window.flatten()).flatten(2).unflatten(1, window.shape)
     resized = (weight @ taken.double() + 0.5).to(torch.uint8)
-    return resized.flatten(1, 2)[:, :side].unflatten(2, rows.shape[2:])
+    return resized.flatten(1, 2).unflatten(2, rows.shape[2:])
 
 
 def resize_weights(n: int, side: int) -> tuple[Tensor, Tensor]:
-    """PIL's bilinear weights of n pixels for S new ones, to 22 bits, in blocks of new pixels.
+    """PIL's bilinear weights of n pixels for S new ones, to 22 bits.
 
+    A new pixel needs few neighbours; those of a block of new pixels are taken together.
     w_ij ∝ max(0, 2 max(n, S) − |(2j + 1) S − (2i + 1) n|): a triangle around the centre of the new pixel i that
     reaches as far as one new pixel is wide, or one old pixel if that is more. These numbers are whole.
 
