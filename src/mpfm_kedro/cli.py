@@ -165,12 +165,13 @@ def _use_production(version: str, parameters: dict[str, str], env: str | None) -
     """Put a version of the production model in the place of the present one, and its collection with it."""
     bootstrap_project(project_root())
     session = KedroSession.create(project_root(), env=env, runtime_params=parameters)
-    with session, locked(Path(parameters["output_root"]), Use(parameters["dataset"], [PRODUCTION])):
+    name = parameters.get("name", parameters["dataset"])
+    with session, locked(Path(parameters["output_root"]), Use(name, [PRODUCTION])):
         catalog = session.load_context()._get_catalog(load_versions={"production.model_version": version})
         model, collection = catalog.load("production.model_version"), catalog.load("collection")
         catalog.save("production_model", model)
         catalog.save("collection", collection.with_rows(model.card["learned"]))
-    click.echo(f"{parameters['dataset']}: the production model is that of {version} now, and so is what it has learned")
+    click.echo(f"{name}: the production model is that of {version} now, and so is what it has learned")
 
 
 @cli.group()
