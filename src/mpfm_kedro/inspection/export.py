@@ -102,7 +102,9 @@ def write_network(network: DetectorNetwork, file: Path, digest: str) -> None:
     example = torch.zeros(2, 37, 41, 3, dtype=torch.uint8)
     with warnings.catch_warnings(), torch.inference_mode(False):
         warnings.simplefilter("ignore")  # about what torch will do otherwise one day
-        graph = torch.export.export(network, (example,), dynamic_shapes=({0: dynamic, 1: dynamic, 2: dynamic},), strict=True)
+        graph = torch.export.export(
+            network, (example,), dynamic_shapes=({0: dynamic, 1: dynamic, 2: dynamic},), strict=True
+        )
         names = {"input_names": [PIXELS], "output_names": list(Inspected._fields)}
         program = torch.onnx.export(graph, opset_version=OPSET, verbose=False, **names)
     assert program is not None
