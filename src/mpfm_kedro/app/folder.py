@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mpfm_kedro.app.limits import MAX_BYTES, MAX_IMAGES
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.inspection.predictions import is_image
+from mpfm_kedro.inspection.predictions import as_text, is_image
 from mpfm_kedro.sources.layout import IMAGE_SUFFIXES
 
 
@@ -26,7 +26,7 @@ class ImageFolder:
         """Names of the folders below, for a list to choose from; not more than fit on a page."""
         found = []
         for folder, names, _ in os.walk(self.root):
-            names[:] = sorted(name for name in names if not name.startswith("."))
+            names[:] = sorted(name for name in names if not name.startswith(".") and as_text(name) == name)
             found.append(Path(folder).relative_to(self.root).as_posix())
             if len(found) == MAX_IMAGES:
                 break
@@ -41,7 +41,7 @@ class ImageFolder:
         for folder, names, files in os.walk(inside):
             names.sort()
             own = (Path(folder, file).relative_to(self.root.resolve()) for file in sorted(files) if is_image(file))
-            found += [file.as_posix() for file in own]
+            found += [file.as_posix() for file in own if as_text(str(file)) == str(file)]
             if len(found) > MAX_IMAGES:
                 break
         if not found:

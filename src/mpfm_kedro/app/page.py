@@ -11,7 +11,7 @@ from mpfm_kedro.app.limits import MAX_BYTES, MAX_IMAGES, MAX_PIXELS
 from mpfm_kedro.app.session import Inspected
 from mpfm_kedro.inspection.inspector import Inspector, Likeness
 from mpfm_kedro.inspection.thresholds import Promise, decide, describe, miss_rate
-from mpfm_kedro.reports.findings import SIGNS, STYLE, badge, likenesses, readable, reason, share_table
+from mpfm_kedro.reports.findings import SIGNS, STYLE, badge, likenesses, reason, share_table
 from mpfm_kedro.reports.markup import paragraphs
 from mpfm_kedro.reports.score_histogram import draw_histogram
 from mpfm_kedro.sources.layout import IMAGE_SUFFIXES
@@ -23,14 +23,14 @@ APP_STYLE = """
 #message{min-height:1.5em;color:#8a2c00;white-space:pre-line}
 .row{display:flex;flex-wrap:wrap;gap:.6em;align-items:center;margin:.6em 0}
 input[type=range]{flex:1 1 14em}input[type=number]{width:6em}input{font:inherit}
-pre{background:#f2f2f2;padding:.7em;overflow-x:auto;font-size:.85em}
+pre{background:#f2f2f2;padding:.7em;white-space:pre-wrap;overflow-wrap:anywhere;font-size:.85em}
 """
 CSS = STYLE + APP_STYLE
 
 
 def draw_page(card: Mapping[str, object], rate: float, token: str, folders: Sequence[str] | None) -> str:
     """The whole page; its results and the state of learning are filled in by the script."""
-    name = readable(" ".join(filter(None, [str(card["dataset"]), str(card["category"])])))
+    name = html.escape(" ".join(filter(None, [str(card["dataset"]), str(card["category"])])))
     head = (
         "<meta charset='utf-8'><meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<meta name='token' content='{token}'><title>Inspection: {name}</title>"
@@ -38,7 +38,7 @@ def draw_page(card: Mapping[str, object], rate: float, token: str, folders: Sequ
     )
     body = [
         f"<h1>Inspection: {name}</h1>",
-        f"<p class='small'>Model made {readable(str(card['made']))}. Images stay on this machine.</p>",
+        "<p class='small'>Images stay on this machine.</p>",
         _drop(),
         "" if folders is None else _choose_folder(folders),
         "<p id='message' role='status'></p>",
@@ -64,7 +64,11 @@ def draw_results(
     scores = [image.prediction.score for image in images]
     decisions = [str(each) for each in decide(scores, promised)]
     counts = Counter(decisions)
-    parts = [*paragraphs([describe(promised, missed)]), draw_histogram(inspector.normal_scores, scores, promised)]
+    made = f"The model was made on {inspector.card['made']}."
+    parts = [
+        *paragraphs([f"{describe(promised, missed)} {made}"]),
+        draw_histogram(inspector.normal_scores, scores, promised),
+    ]
     if images:
         said = ", ".join(f"{counts[name]:,} {name}" for name in SIGNS if counts[name])
         parts.append(f"<div class='row'><h2>{len(images):,} images: {said}</h2>{_button('clear', 'Clear')}</div>")
@@ -80,9 +84,9 @@ def draw_learning(marked: Mapping[str, Mapping[str, str]], job: Job, earlier: st
     for label, words in MARKS.items():
         for key, name in marked[label].items():
             undo = _button(f"images/{key}/unmark", "Undo", running)
-            parts.append(f"<div class='row'><span class='name'>{readable(name)}, {words}</span>{undo}</div>")
+            parts.append(f"<div class='row'><span class='name'>{html.escape(name)}, {words}</span>{undo}</div>")
     if not any(marked.values()):
-        parts += paragraphs(["No image is marked. Mark a missed defect or a false alarm above."])
+        parts += paragraphs(["No image is marked. Mark a missed defect or a false alarm below."])
     buttons = [_button("learn", "Learn these images", running or not any(marked.values()))]
     if earlier:
         buttons.append(_button("undo", f"Undo: back to the model of {earlier}", running))
@@ -102,7 +106,7 @@ def _drop() -> str:
 
 
 def _choose_folder(folders: Sequence[str]) -> str:
-    options = "".join(f"<option value='{readable(name)}'>" for name in folders)
+    options = "".join(f"<option value='{html.escape(name)}'>" for name in folders)
     field = f"<input id='folder' list='folders' value='.'><datalist id='folders'>{options}</datalist>"
     return f"<div class='row'><label>Or a folder: {field}</label><button id='inspect'>Inspect it</button></div>"
 
@@ -114,7 +118,7 @@ def _rate(rate: float) -> str:
 
 
 def _article(image: Inspected, decision: str, places: Mapping[str, int], labels: Mapping[str, str] | None) -> str:
-    found, name = image.prediction, readable(image.name)
+    found, name = image.prediction, html.escape(image.name)
     facts = [f"<p>{badge(decision)} <span class='name'>{name}</span></p>"]
     facts.append(f"<p>score <b>{found.score:.2f}</b>, p-value {found.p_value:.2g}{_area(image)}</p>")
     if image.before:

@@ -171,14 +171,11 @@ def _add_pages(app: FastAPI, room: Room, token: str) -> None:
 def _add_images(app: FastAPI, room: Room) -> None:
     session = room.session
 
-    @app.post("/images", status_code=201)
-    async def upload(request: Request, name: Name) -> Response:
+    @app.post("/images", status_code=201, response_class=PlainTextResponse)
+    async def upload(request: Request, name: Name) -> str:
         session.check_room()
-        try:
-            content = await read_body(request, name)
-        except ClientDisconnect:
-            return PlainTextResponse("The upload was cut", 400)
-        return Response((await run_in_threadpool(session.add, Path(name).name, content)).key)
+        content = await read_body(request, name)
+        return (await run_in_threadpool(session.add, Path(name).name, content)).key
 
     @app.get("/folder")
     def list_folder(path: Name) -> list[str]:
@@ -186,9 +183,9 @@ def _add_images(app: FastAPI, room: Room) -> None:
         session.check_room(len(names))
         return names
 
-    @app.post("/folder", status_code=201)
-    def add_from_folder(path: Name) -> Response:
-        return Response(session.add(path, _folder(room).read(path)).key)
+    @app.post("/folder", status_code=201, response_class=PlainTextResponse)
+    def add_from_folder(path: Name) -> str:
+        return session.add(path, _folder(room).read(path)).key
 
     @app.get("/images/{key}/{kind}")
     def picture(key: Key, kind: Literal["picture", "overlay"]) -> Response:
@@ -238,10 +235,13 @@ async def read_body(request: Request, name: str) -> bytes:
     if int(request.headers.get("content-length") or 0) > MAX_BYTES:
         raise too_large
     content = bytearray()
-    async for part in request.stream():
-        content += part
-        if len(content) > MAX_BYTES:
-            raise too_large
+    try:
+        async for part in request.stream():
+            content += part
+            if len(content) > MAX_BYTES:
+                raise too_large
+    except ClientDisconnect as error:
+        raise InputError("The upload was cut") from error
     return bytes(content)
 
 

@@ -52,6 +52,7 @@ def listening(port: int) -> socket.socket:
     own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         own.bind((ADDRESS, port))
+        own.listen()
     except OSError as error:
         own.close()
         raise InputError(f"Port {port} cannot be used ({error.strerror}); choose another one with --port") from error

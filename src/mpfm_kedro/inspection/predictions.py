@@ -57,6 +57,11 @@ def is_image(name: str) -> bool:
     return Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith(".")
 
 
+def as_text(name: str) -> str:
+    """A file name with all bytes that are no text written out, such as an escape of Python."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 @dataclass(frozen=True)
 class PredictionLog:
     """What one model said of files: a line of JSON for each, only ever appended."""
@@ -136,6 +141,7 @@ def predict_files(
 
 def tabulate(rows: Sequence[dict[str, Any]], promised: Promise, inspector: Inspector) -> pd.DataFrame:
     """The table of some lines of the log, with decisions by these thresholds."""
+    rows = [row | {"path": as_text(row["path"])} for row in rows]
     table = pd.DataFrame(rows, columns=["path", "score", "mode", *PART_COLUMNS, "flagged_by", "box", "area", "error"])
     usable = table["error"] == ""
     table["decision"], table["p_value"] = ERROR, float("nan")
@@ -149,7 +155,7 @@ def tabulate(rows: Sequence[dict[str, Any]], promised: Promise, inspector: Inspe
 
 def overlay_path(folder: Path, file: Path | str) -> Path:
     """Where the overlay of a file is."""
-    name = hashlib.sha256(str(Path(file).resolve()).encode()).hexdigest()[:20]
+    name = hashlib.sha256(os.fsencode(Path(file).resolve())).hexdigest()[:20]
     return folder / f"{name}.jpg"
 
 
@@ -173,6 +179,9 @@ class _Files(Dataset):
         return len(self.files)
 
     def __getitem__(self, i: int) -> Prepared | str:
+        name = str(self.files[i])
+        if as_text(name) != name:  # tables and pages are UTF-8
+            return f"{as_text(name)} cannot be used: its name is no text in UTF-8; rename it"
         try:
             return prepare(self.files[i], self.sizes, self.pixel_range)
         except InputError as error:

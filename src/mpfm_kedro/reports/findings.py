@@ -33,7 +33,7 @@ article[hidden]{display:none}
 .pictures{display:flex;gap:.5em}.pictures figure,.likes figure{margin:0}
 .pictures img{width:11em;height:11em;object-fit:contain;background:#eee}
 .facts{flex:1 1 20em;min-width:0}.facts p{margin:.3em 0}
-.name{overflow-wrap:anywhere}
+p,.name{overflow-wrap:anywhere}
 figcaption,.small{font-size:.85em;color:#555}figcaption{overflow-wrap:anywhere}sub{line-height:0}
 .likes{display:flex;flex-wrap:wrap;gap:.6em}.likes figure{width:6em}.likes img{width:6em;height:6em;object-fit:contain}
 .likes .known{border-left:3px solid #b34700;padding-left:.6em;width:6.9em}
@@ -72,13 +72,8 @@ def likenesses(normals: Iterable[tuple[str, str]], anomalies: Iterable[tuple[str
     return f"<div class='likes'>{''.join(figures)}</div>" if figures else ""
 
 
-def readable(name: str) -> str:
-    """A file name as it can be shown in HTML; bytes that are no text become question marks."""
-    return html.escape(name.encode("utf-8", "replace").decode())
-
-
 def _figure(kind: str, address: str, caption: str) -> str:
-    shown = readable(caption)
+    shown = html.escape(caption)
     picture = f"<img loading='lazy' src='{html.escape(address)}' alt='{shown}'>"
     return f"<figure class='{kind}'>{picture}<figcaption>{shown}</figcaption></figure>"
 

@@ -6,6 +6,7 @@ Pictures are files beside the page. The page has at most ``MOST`` images of each
 from __future__ import annotations
 
 import hashlib
+import html
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -20,7 +21,7 @@ from mpfm_kedro.files import replacing
 from mpfm_kedro.inspection.model import Model
 from mpfm_kedro.inspection.thresholds import Promise, describe, item_scores, miss_rate, promise
 from mpfm_kedro.parameters import InspectionParameters
-from mpfm_kedro.reports.findings import SIGNS, STYLE, badge, likenesses, readable, reason, share_table
+from mpfm_kedro.reports.findings import SIGNS, STYLE, badge, likenesses, reason, share_table
 from mpfm_kedro.reports.markup import page, paragraphs
 from mpfm_kedro.reports.score_histogram import draw_histogram
 
@@ -147,19 +148,19 @@ def _introduction(predictions: pd.DataFrame, shown: pd.DataFrame, folder: str) -
     return [
         f"<h2>{len(predictions):,} images, the highest score first</h2>",
         f"<p>All of them are in <a href='predictions.csv'>predictions.csv</a>.{limited}</p>",
-        f"<p class='small'>Names are below {readable(folder)}</p>" if folder else "",
+        f"<p class='small'>Names are below {html.escape(folder)}</p>" if folder else "",
         f"<div class='filters'>{''.join(buttons)}</div>",
     ]
 
 
 def _article(row: dict[Any, Any], said: dict[str, Any], pictures: Pictures, overlay: str, folder: str) -> str:
     """One image."""
-    name = readable(os.path.relpath(row["path"], folder) if folder else row["path"])
-    uri = readable(Path(row["path"]).as_uri())
+    name = html.escape(os.path.relpath(row["path"], folder) if folder else row["path"])
+    uri = html.escape(Path(row["path"]).as_uri())
     start = f"<article data-decision='{row['decision']}'>"
     facts = [f"<p>{badge(row['decision'])} <a class='name' href='{uri}'>{name}</a></p>"]
     if row["decision"] == "error":
-        return f"{start}<div class='facts'>{''.join(facts)}<p>{readable(row['error'])}</p></div></article>"
+        return f"{start}<div class='facts'>{''.join(facts)}<p>{html.escape(row['error'])}</p></div></article>"
     facts.append(f"<p>score <b>{row['score']:.2f}</b>, p-value {row['p_value']:.2g}</p>")
     if said.get("shares"):
         normals, anomalies = pictures.of_known(said["normals"]), pictures.of_known(said["anomalies"])
@@ -183,7 +184,7 @@ def _common_folder(paths: Iterable[str]) -> str:
 
 
 def _name(kind: str, text: str) -> str:
-    return f"{kind}-{hashlib.sha256(os.fsencode(text)).hexdigest()[:20]}.jpg"
+    return f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:20]}.jpg"
 
 
 def _word(decision: str) -> str:

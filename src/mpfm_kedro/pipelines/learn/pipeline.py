@@ -57,8 +57,8 @@ def _create_learning() -> Pipeline:
         namespace="comparison",
         prefix_datasets_with_namespace=False,
     )
-    fitted = [prototypes.create_pipeline(), training.create_pipeline(), scoring.create_pipeline(), compared]
-    together = sum(fitted, planned)
+    scored = scoring.create_pipeline().to_outputs("scores", "costs")  # not the pixels
+    together = planned + prototypes.create_pipeline() + training.create_pipeline() + scored + compared
     parameters = {item for item in together.inputs() if item.startswith("param")}
     inputs = {name: name for name in SHARED} | {"features": "production_features"}
     return Pipeline(together, inputs=inputs, parameters=parameters, namespace="learning")

@@ -1,0 +1,83 @@
+"""The page of a small model: answered in the process, and by a real server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import uvicorn
+from fastapi.testclient import TestClient
+
+from mpfm_kedro.app.folder import ImageFolder
+from mpfm_kedro.app.learning import Job, Project
+from mpfm_kedro.app.server import Room, create_app
+from mpfm_kedro.app.session import Session
+from mpfm_kedro.app.starting import listening
+from mpfm_kedro.inspection.inspector import Inspector
+
+HERE = "http://127.0.0.1:8040"
+
+
+@pytest.fixture(scope="session")
+def inspector(model_folder: Path) -> Inspector:
+    return Inspector.load(model_folder, "cpu")
+
+
+@pytest.fixture(scope="session")
+def raw(fitted_project: Path) -> Path:
+    """Folders good, spot and scratch with images."""
+    return fitted_project / "raw/synthetic"
+
+
+@pytest.fixture
+def room(inspector: Inspector, raw: Path, fitted_project: Path, tmp_path: Path) -> Room:
+    """With an empty page, whose folder is that of the raw images."""
+    files, out = tmp_path / "files", fitted_project / "out"
+    files.mkdir()
+    model, versions = (out / f"{name}/synthetic/production/model" for name in ("06_models", "versions"))
+    project = Project("", "test", "synthetic", out, model, versions, tmp_path / "to_learn")
+    return Room(Session(inspector, files), "cpu", ImageFolder(raw), project, Job())
+
+
+@dataclass
+class Visitor:
+    """A browser that has loaded the page."""
+
+    client: TestClient
+    headers: dict[str, str]
+
+    def get(self, address: str, **headers: str):
+        return self.client.get(address, headers=headers)
+
+    def post(self, address: str, content=None, **headers: str):
+        return self.client.post(address, content=content, headers=self.headers | headers)
+
+    def upload(self, name: str, content) -> str:
+        """The key of an image that is taken."""
+        answer = self.post(f"/images?name={name}", content)
+        assert answer.status_code == 201, answer.text
+        return answer.text
+
+
+@pytest.fixture
+def visitor(room: Room) -> Iterator[Visitor]:
+    with TestClient(create_app(room), base_url=HERE) as client:
+        token = re.search("name='token' content='([^']+)'", client.get("/").text)
+        assert token
+        yield Visitor(client, {"Origin": HERE, "X-Token": token[1]})
+
+
+@pytest.fixture
+def served(room: Room) -> Iterator[str]:
+    """The address of a real server."""
+    own = listening(0)
+    server = uvicorn.Server(uvicorn.Config(create_app(room), log_level="warning", lifespan="on"))
+    thread = Thread(target=server.run, kwargs={"sockets": [own]}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{own.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(20)

@@ -1,0 +1,132 @@
+"""Marks, and learning with the real commands: one at a time, and back again."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image, ImageDraw
+
+from mpfm_kedro.app.learning import Job, Project, Step
+from mpfm_kedro.app.server import Room, create_app
+from mpfm_kedro.app.session import Session
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.inspection.inspector import Inspector
+from mpfm_kedro.inspection.model import model_digest, read_card
+
+
+def wait(job: Job) -> str:
+    while job.state == "running":
+        time.sleep(0.05)
+    return job.state
+
+
+def program(text: str) -> Step:
+    return Step([sys.executable, "-c", text], lambda: None)
+
+
+def test_a_mark_is_replaced_and_undone(visitor, room, raw):
+    key = visitor.upload("image 1.png", (raw / "good/000.png").read_bytes())
+    assert "It is a defect" in visitor.get("/results").text
+    for label in ("normal", "anomaly"):
+        assert visitor.post(f"/images/{key}/mark?label={label}").status_code == 200
+        assert room.to_learn.labels() == {key: label}
+    (file,) = (room.project.to_learn / "anomaly").iterdir()
+    assert file.name == f"{key}-image_1.png" and file.read_bytes() == (raw / "good/000.png").read_bytes()
+    assert "Marked as a missed defect" in visitor.get("/results").text
+    assert "image_1.png, a missed defect" in visitor.get("/learning").text
+    assert visitor.post(f"/images/{key}/unmark").status_code == 200
+    assert not room.to_learn.labels() and not list((room.project.to_learn / "anomaly").iterdir())
+
+
+def test_marks_outlive_the_page(visitor, room, raw):
+    key = visitor.upload("a.png", (raw / "good/000.png").read_bytes())
+    visitor.post(f"/images/{key}/mark?label=anomaly")
+    visitor.post("/clear")
+    with TestClient(create_app(room), base_url="http://127.0.0.1") as other:
+        assert "a.png, a missed defect" in other.get("/learning").text
+
+
+@pytest.mark.parametrize("address", ["mark?label=broken", "mark", "mark?label=../normal"])
+def test_a_label_that_does_not_exist_is_refused(visitor, room, raw, address):
+    key = visitor.upload("a.png", (raw / "good/000.png").read_bytes())
+    assert visitor.post(f"/images/{key}/{address}").status_code == 422
+    assert not room.to_learn.labels()
+
+
+def test_nothing_to_learn_and_no_way_back_are_said(visitor):
+    assert "No image is marked" in visitor.post("/learn").text
+    assert "no earlier model" in visitor.post("/undo").text
+
+
+def test_without_a_project_nothing_can_be_marked(room, raw):
+    with TestClient(create_app(replace(room, project=None)), base_url="http://127.0.0.1") as client:
+        token = re.search("name='token' content='([^']+)'", client.get("/").text)[1]
+        headers = {"Origin": "http://127.0.0.1", "X-Token": token}
+        key = client.post("/images?name=a.png", content=(raw / "good/000.png").read_bytes(), headers=headers).text
+        assert "It is a defect" not in client.get("/results").text
+        assert "kedro app" in client.post(f"/images/{key}/mark?label=anomaly", headers=headers).text
+
+
+def test_one_job_at_a_time_and_its_output_is_shown():
+    job, done = Job(), []
+    job.start("First", [program("import time; print('began', flush=True); time.sleep(60)")], lambda: None)
+    while not job.lines:
+        time.sleep(0.05)
+    assert list(job.lines) == ["began"]
+    with pytest.raises(InputError, match="'First' is under way"):
+        job.start("Second", [], lambda: None)
+    job.stop()
+    assert wait(job) == "failed" and "exit code" in job.lines[-1]
+    job.start("Second", [program("print('second')")], lambda: done.append(True))
+    assert wait(job) == "done" and list(job.lines) == ["second"] and done
+
+
+def test_after_a_failure_no_further_step_is_made():
+    job, done = Job(), []
+    job.start("All", [program("raise SystemExit(3)"), program("print('further')")], lambda: done.append(True))
+    assert wait(job) == "failed"
+    assert not done and "exit code 3" in job.lines[-1] and "further" not in job.lines
+
+
+@pytest.fixture
+def own_room(fitted_project, tmp_path) -> Room:
+    """A page of a project whose output may be changed."""
+    out, files = tmp_path / "out", tmp_path / "files"
+    shutil.copytree(fitted_project / "out", out)
+    files.mkdir()
+    params = {"data_root": str(fitted_project / "raw"), "output_root": str(out)}
+    project = Project.of(",".join(f"{name}={value}" for name, value in params.items()), params, "test")
+    return Room(Session(Inspector.load(project.model, "cpu"), files), "cpu", None, project, Job())
+
+
+def test_a_missed_defect_is_learned_and_unlearned(own_room, raw, tmp_path):
+    """Through the real commands, on the synthetic images."""
+    image = Image.open(raw / "good/001.png").convert("RGB")
+    ImageDraw.Draw(image).rectangle([20, 20, 24, 24], fill=(140, 140, 140))
+    image.save(tmp_path / "missed.png")
+    room, session = own_room, own_room.session
+    found = session.add("missed.png", (tmp_path / "missed.png").read_bytes())
+    room.to_learn.add("anomaly", found.key, found.name, session.content(found.key))
+    before = model_digest(read_card(room.project.model))
+
+    room.learn()
+    assert wait(room.job) == "done", list(room.job.lines)
+    card = session.inspector.card
+    assert card["data"]["anomalies"] == 25 and card["learned"][0]["origin"].endswith("missed.png")
+    assert not room.to_learn.labels()
+    (again,) = session.images()
+    assert again.before == (found.prediction.score, found.prediction.decision)
+    assert again.prediction.score != found.prediction.score
+
+    room.go_back()
+    assert wait(room.job) == "done", list(room.job.lines)
+    assert session.inspector.card["data"]["anomalies"] == 24
+    assert model_digest(read_card(room.project.model)) == before
+    (again,) = session.images()
+    assert again.prediction.score == pytest.approx(found.prediction.score)

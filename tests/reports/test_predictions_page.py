@@ -1,0 +1,164 @@
+"""The page of predictions: complete up to its limits, safe, with pictures that exist."""
+
+from __future__ import annotations
+
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mpfm_kedro.inspection.inspector import Inspector
+from mpfm_kedro.inspection.predictions import COLUMNS, PredictionLog, find_images, predict_files
+from mpfm_kedro.inspection.thresholds import decide
+from mpfm_kedro.parameters import InspectionParameters
+from mpfm_kedro.reports.predictions import MOST, choose, write_page
+
+PARAMETERS = InspectionParameters(
+    false_alarm_rate=0.01, confidence=0.95, unseen_normals=1000, overlays="flagged", workers=0
+)
+NAME = "<img src=x onerror='alert(1)'>&\".png"
+
+
+class Parsed(HTMLParser):
+    """Tags with their attributes, and the text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+    def all(self, tag: str, attribute: str) -> list[str]:
+        return [own[attribute] for name, own in self.tags if name == tag and own.get(attribute)]
+
+
+@pytest.fixture(scope="module")
+def inspector(model_folder: Path) -> Inspector:
+    return Inspector.load(model_folder, "cpu")
+
+
+@pytest.fixture
+def written(inspector: Inspector, fitted_project: Path, tmp_path: Path):
+    """Predict images and write their page; gives the page's folder, the page and the table."""
+
+    def write(names: dict[str, str], which: str = "flagged") -> tuple[Path, Parsed, pd.DataFrame]:
+        folder, new = tmp_path / "page", tmp_path / "new"
+        new.mkdir(exist_ok=True)
+        for name, source in names.items():
+            content = (fitted_project / "raw/synthetic" / source).read_bytes() if source else b"no image"
+            (new / name).write_bytes(content)
+        files, overlays = find_images(str(new)), folder / "overlays"
+        log = PredictionLog.of(tmp_path / "log", inspector.card)
+        table = predict_files(inspector, files, log, inspector.promise, overlays, which, workers=0)
+        text = write_page(table, inspector.model, tmp_path / "log", overlays, PARAMETERS, folder / "gallery")
+        folder.mkdir(exist_ok=True)
+        (folder / "page.html").write_text(text, "utf-8")
+        return folder, Parsed(text), table
+
+    return write
+
+
+def test_images_are_sorted_and_flagged_ones_are_explained(written):
+    folder, page, table = written(
+        {"a.png": "good/000.png", "b.png": "spot/000.png", "c.png": "", "d.png": "good/001.png"}
+    )
+    assert page.all("article", "data-decision") == ["defective", "good", "good", "error"]
+    places = [page.text.index(Path(path).name) for path in table["path"]]
+    assert places == sorted(places)
+    assert page.text.count("adds most") == 1
+    assert "c.png cannot be used" in page.text
+    sources = page.all("img", "src")
+    assert len(sources) == 3 + 1 + 3 * 5  # images, an overlay, four normals and an anomaly for each
+    assert all((folder / source).is_file() for source in sources)
+    assert {
+        Path(unquote(link.removeprefix("file://"))) for link in page.all("a", "href") if link.startswith("file:")
+    } == {Path(path) for path in table["path"]}
+
+
+def test_both_thresholds_and_the_promise_are_there(written, inspector):
+    _, page, _ = written({"a.png": "good/000.png"})
+    for value in (inspector.promise.good, inspector.promise.defective):
+        assert page.text.count(f"{value:.2f}") >= 2  # in the histogram and in words
+    assert "1 % cannot be promised" in page.text and "48 unseen normals" in page.text
+
+
+def test_names_are_escaped_and_links_lead_to_the_files(written):
+    _, page, table = written({NAME: "spot/000.png"})
+    assert NAME in page.text
+    assert not [own for _, own in page.tags if "onerror" in own]
+    (link,) = (link for link in page.all("a", "href") if link.startswith("file:"))
+    assert unquote(link.removeprefix("file://")) == table["path"][0]
+
+
+def test_a_name_that_is_no_text_is_a_row_with_an_error(written):
+    _, page, table = written({os.fsdecode(b"odd-\xff.png"): "spot/000.png", "b.png": "spot/000.png"})
+    assert table["decision"].tolist() == ["defective", "error"]
+    assert page.text.count("odd-\\udcff.png") == 2 and "rename it" in page.text
+
+
+def test_pictures_of_an_earlier_page_are_deleted(written, tmp_path):
+    folder, _, _ = written({"a.png": "good/000.png", "b.png": "spot/000.png"})
+    before = {file.name for file in folder.glob("gallery/image-*")}
+    (tmp_path / "new/a.png").unlink()
+    written({})
+    after = {file.name for file in folder.glob("gallery/image-*")}
+    assert len(before) == 2 and len(after) == 1 and after < before
+
+
+def test_a_file_that_is_gone_has_no_picture(written, inspector, tmp_path):
+    folder, _, table = written({"a.png": "spot/000.png"})
+    (tmp_path / "new/a.png").unlink()
+    text = write_page(table, inspector.model, tmp_path / "log", folder / "overlays", PARAMETERS, folder / "gallery")
+    assert "gallery/image-" not in text and "overlays/" in text
+
+
+def many(inspector: Inspector, number: int) -> pd.DataFrame:
+    """Predictions of files that are not there."""
+    scores = -np.sort(-np.random.default_rng(0).normal(2, 4, number))
+    table = pd.DataFrame({"path": [f"/nowhere/{i:06}.png" for i in range(number)], "score": scores, "p_value": 0.5})
+    table["decision"] = decide(scores, inspector.promise)
+    table["error"] = ""
+    lost = pd.DataFrame({"path": [f"/nowhere/lost{i}.png" for i in range(900)], "decision": "error", "error": "is cut"})
+    return pd.concat([table, lost], ignore_index=True).reindex(columns=COLUMNS)
+
+
+def test_the_page_of_many_images_is_bounded_and_says_so(inspector, tmp_path):
+    table = many(inspector, 100_000)
+    text = write_page(table, inspector.model, tmp_path, tmp_path / "overlays", PARAMETERS, tmp_path / "gallery")
+    page = Parsed(text)
+    assert len(page.all("article", "data-decision")) == sum(MOST.values())
+    assert len(text) < 500_000
+    for name, number in table["decision"].value_counts().items():
+        word = "unreadable" if name == "error" else name
+        assert f"{MOST[name]:,} of {number:,} {word}" in page.text
+    assert "predictions.csv" in page.all("a", "href")
+    assert "100,900 images" in page.text
+
+
+def test_the_chosen_rows_are_those_with_the_highest_scores(inspector):
+    table = many(inspector, 5_000)
+    shown = choose(table)
+    assert shown.index.is_monotonic_increasing
+    for name, most in MOST.items():
+        own = shown[shown["decision"] == name]
+        assert own.index.tolist() == table[table["decision"] == name].index[:most].tolist()
+
+
+def test_numbers_of_the_histogram_are_finite_with_one_score_or_none(written):
+    for names in ({"c.png": ""}, {"a.png": "good/000.png"}):
+        folder, _, _ = written(names)
+        text = (folder / "page.html").read_text("utf-8")
+        drawing = text[text.index("<svg") : text.index("</svg>")]
+        assert "nan" not in drawing and "inf" not in drawing.replace("info", "")
+        assert re.search(r"<path d='M0 200V", drawing)

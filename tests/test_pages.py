@@ -1,0 +1,209 @@
+"""The pages of the inspection line in a real browser (Debian's chromium): what people see and click."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import uvicorn
+from PIL import Image, ImageDraw
+
+from mpfm_kedro.app.folder import ImageFolder
+from mpfm_kedro.app.learning import Job, Project
+from mpfm_kedro.app.server import Room, create_app
+from mpfm_kedro.app.session import Session
+from mpfm_kedro.app.starting import listening
+from mpfm_kedro.inspection.inspector import Inspector
+from mpfm_kedro.inspection.predictions import PredictionLog, find_images, predict_files
+from mpfm_kedro.parameters import InspectionParameters
+from mpfm_kedro.reports.predictions import write_page
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+PHONE = {"width": 390, "height": 800}
+PARAMETERS = InspectionParameters(
+    false_alarm_rate=0.01, confidence=0.95, unseen_normals=1000, overlays="flagged", workers=0
+)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("no browser is found: install Debian's package chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def window(chromium: Any) -> Iterator[Any]:
+    """A window in which no page may have an error."""
+    errors: list[str] = []
+    shown = chromium.new_page(viewport={"width": 1000, "height": 1100})
+    shown.set_default_timeout(120_000)
+    shown.on("pageerror", lambda error: errors.append(str(error)))
+    yield shown
+    shown.close()
+    assert not errors
+
+
+@pytest.fixture(scope="module")
+def inspector(model_folder: Path) -> Inspector:
+    return Inspector.load(model_folder, "cpu")
+
+
+@pytest.fixture
+def images(fitted_project: Path, tmp_path: Path) -> Path:
+    """Six images in two folders, one with a defect that is hard to see, and a file that is none."""
+    raw, folder = fitted_project / "raw/synthetic", tmp_path / "images"
+    for kind in ("good", "spot"):
+        (folder / kind).mkdir(parents=True)
+        for file in sorted((raw / kind).glob("*.png"))[:3]:
+            shutil.copy(file, folder / kind)
+    (folder / "broken.png").write_bytes(b"no image")
+    faint = Image.open(raw / "good/001.png").convert("RGB")
+    ImageDraw.Draw(faint).rectangle([20, 20, 24, 24], fill=(140, 140, 140))
+    (folder / "more").mkdir()
+    faint.save(folder / "more/faint.png")
+    return folder
+
+
+@pytest.fixture
+def page(inspector: Inspector, images: Path, tmp_path: Path) -> Path:
+    """The page of predictions of these images."""
+    folder = tmp_path / "predictions"
+    log = PredictionLog.of(tmp_path / "log", inspector.card)
+    table = predict_files(inspector, find_images(str(images)), log, inspector.promise, folder / "overlays", workers=0)
+    text = write_page(table, inspector.model, tmp_path / "log", folder / "overlays", PARAMETERS, folder / "gallery")
+    table.to_csv(folder / "predictions.csv", index=False)
+    (folder / "predictions.html").write_text(text, "utf-8")
+    return folder / "predictions.html"
+
+
+@pytest.fixture
+def room(inspector: Inspector, images: Path, fitted_project: Path, tmp_path: Path) -> Room:
+    """The app, with an empty page."""
+    out, files = fitted_project / "out", tmp_path / "files"
+    files.mkdir()
+    model, versions = (out / f"{name}/synthetic/production/model" for name in ("06_models", "versions"))
+    project = Project("", "test", "synthetic", out, model, versions, tmp_path / "to_learn")
+    return Room(Session(inspector, files), "cpu", ImageFolder(images), project, Job())
+
+
+@pytest.fixture
+def address(room: Room) -> Iterator[str]:
+    """The app, really served."""
+    own = listening(0)
+    server = uvicorn.Server(uvicorn.Config(create_app(room), log_level="warning", lifespan="on"))
+    thread = Thread(target=server.run, kwargs={"sockets": [own]}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{own.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(20)
+
+
+def shown(window: Any) -> list[str]:
+    articles = window.locator("article:visible").all()
+    return [article.get_attribute("data-decision") for article in articles]
+
+
+def test_predictions_can_be_filtered_and_looked_into(window: Any, page: Path):
+    window.goto(page.as_uri())
+    assert shown(window) == ["defective"] * 3 + ["good"] * 4 + ["error"]
+    for name, number in (("defective", 3), ("good", 4), ("error", 1)):
+        window.locator(f".filters button[value={name}]").click()
+        assert shown(window) == [name] * number
+    window.locator(".filters button[value=all]").click()
+    assert len(shown(window)) == 8
+    window.locator("details summary").first.click()
+    for picture in window.locator("article >> nth=0 >> img").all():
+        picture.scroll_into_view_if_needed()
+        picture.evaluate("image => image.decode()")
+        assert picture.evaluate("image => image.naturalWidth") > 20
+
+
+def test_predictions_fit_on_a_phone(window: Any, page: Path):
+    window.set_viewport_size(PHONE)
+    window.goto(page.as_uri())
+    window.locator("details summary").first.click()
+    assert window.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+def test_images_are_inspected_marked_and_decided_anew(window: Any, address: str, images: Path):
+    window.goto(address)
+    window.set_input_files("#files", [images / "broken.png", images / "spot/000.png"])
+    window.locator("article").wait_for()
+    assert "broken.png cannot be used" in window.locator("#message").inner_text()
+    window.locator("#folder").fill("more")
+    window.locator("#inspect").click()
+    window.locator("article >> nth=1").wait_for()
+    assert shown(window) == ["defective", "good"]
+
+    window.locator("#rate").fill("50")
+    window.locator("#rate").blur()
+    window.locator("article[data-decision=defective] >> nth=1").wait_for()
+    assert window.url.endswith("?rate=0.5")
+    window.reload()
+    window.locator("article[data-decision=defective] >> nth=1").wait_for()
+    window.locator("#rate").fill("1")
+    window.locator("#rate").blur()
+    window.locator("article[data-decision=good]").wait_for()
+
+    window.get_by_text("It is a defect").first.click()
+    window.locator("#learning .row .name").wait_for()
+    assert window.get_by_text("Marked as a missed defect.").count() == 1
+    window.locator("article >> nth=0 >> summary").click()
+    window.locator("article >> nth=0 >> .likes img >> nth=4").wait_for()
+    window.locator("#learning").get_by_text("Undo").click()
+    window.get_by_text("No image is marked").wait_for()
+    assert window.get_by_text("It is a defect").count() == 1
+
+
+def test_the_app_fits_on_a_phone(window: Any, address: str):
+    window.set_viewport_size(PHONE)
+    window.goto(address)
+    window.locator("#results svg").wait_for()
+    assert window.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+def test_a_dropped_file_is_inspected(window: Any, address: str, images: Path):
+    window.goto(address)
+    window.locator("#results svg").wait_for()
+    content = list((images / "spot/001.png").read_bytes())
+    transfer = window.evaluate_handle(
+        """content => {
+            const transfer = new DataTransfer();
+            transfer.items.add(new File([new Uint8Array(content)], 'dropped.png', {type: 'image/png'}));
+            return transfer;
+        }""",
+        content,
+    )
+    window.locator("#drop").dispatch_event("drop", {"dataTransfer": transfer})
+    window.locator("article").wait_for()
+    assert "dropped.png" in window.locator("article").inner_text()
+
+
+def test_another_site_cannot_use_the_app(chromium: Any, address: str, room: Room, images: Path):
+    """A page of another origin sends requests that browsers allow without asking, and shows a picture."""
+    found = room.session.add("a.png", (images / "spot/000.png").read_bytes())
+    shown = chromium.new_page()
+    shown.goto("data:text/html,<p>another site</p>")
+    script = "([address, method]) => fetch(address, {method, mode: 'no-cors'}).then(() => 0, () => 0)"
+    for method, place in (("POST", "clear"), ("POST", f"images/{found.key}/mark?label=normal"), ("GET", "results")):
+        shown.evaluate(script, [f"{address}/{place}", method])
+    loaded = """address => new Promise(done => {
+        const image = new Image();
+        [image.onload, image.onerror] = [() => done(true), () => done(false)];
+        image.src = address;
+    })"""
+    assert not shown.evaluate(loaded, f"{address}/images/{found.key}/picture")
+    shown.close()
+    assert room.session.images() == [found] and not room.to_learn.labels()
