@@ -11,15 +11,7 @@ from mpfm_kedro.pipelines.fit.pipeline import create_production
 from mpfm_kedro.pipelines.learn.nodes import add_images, compare_predictions, plan_learning, summarise_learning
 
 MPFM = ["params:prototypes", "params:repairs", "params:training", "params:backbone"]
-SHARED = {
-    "samples",
-    "images",
-    "production_samples",
-    "model_cache",
-    "production_model",
-    "earlier_model",
-    "earlier_predictions",
-}
+SHARED = {"samples", "production_samples", "model_cache", "production_model", "earlier_model", "earlier_predictions"}
 
 
 def create_pipeline(**_: object) -> Pipeline:
