@@ -6,16 +6,15 @@ from kedro.pipeline import Pipeline, node
 
 from mpfm_kedro.pipelines.export.nodes import export_network
 
+SHARED = {"production_model", "production_samples", "images", "export_folder"}
+
 
 def create_pipeline(**_: object) -> Pipeline:
     """From a model folder to a file for other machines."""
+    read = ["params:images", "production_model", "production_samples", "images", "export_folder"]
     return Pipeline(
-        [
-            node(
-                export_network,
-                ["params:images", "production.model", "production.all_samples", "images", "production.export"],
-                "export.summary_text",
-                name="export_network",
-            )
-        ]
+        [node(export_network, read, "summary_text", name="export_network")],
+        inputs=SHARED,
+        parameters={"params:images"},
+        namespace="export",
     )
