@@ -1,0 +1,36 @@
+"""The commands that start the page: one clear line where they cannot."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mpfm_kedro.app.__main__ import main
+from mpfm_kedro.app.starting import listening
+from mpfm_kedro.cli import cli
+from mpfm_kedro.errors import InputError
+
+
+def test_a_missing_model_names_the_command_that_makes_one(tmp_path: Path):
+    typed = ["app", "--env=test", f"--params=output_root={tmp_path}", "--port=0"]
+    for command, arguments in ((cli, typed), (main, [f"--model={tmp_path}", "--port=0"])):
+        result = CliRunner().invoke(command, arguments)
+        assert result.exit_code == 1
+        assert len(result.output.splitlines()) == 1 and "kedro run --pipelines=fit" in result.output
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path):
+    result = CliRunner().invoke(main, [f"--model={tmp_path}", f"--images={tmp_path / 'nowhere'}"])
+    assert result.exit_code == 1 and "nowhere" in result.output
+
+
+def test_it_listens_on_this_machine_alone_and_names_a_port_in_use():
+    with listening(0) as own:
+        address, port = own.getsockname()
+        assert address == "127.0.0.1"
+        with pytest.raises(InputError, match=f"Port {port} cannot be used .* --port"):
+            listening(port)
+        socket.create_connection((address, port)).close()
