@@ -66,6 +66,24 @@ def test_hard_setting_keeps_the_contracts(hard: Path):
     assert scores[["score", *parts]].notna().all().all()
 
 
+def test_the_report_shows_misses_and_false_alarms(hard: Path):
+    reporting = hard / "08_reporting/synthetic/hard"
+    points = pd.read_csv(reporting / "operating_points.csv")
+    assert points["known_class"].tolist() == ["scratch", "spot"]
+    assert points[["promised", "false_alarms", "recall"]].stack().between(0, 1).all()
+    mistakes = pd.read_parquet(hard / "07_model_output/synthetic/hard/mistakes.parquet")
+    scores = pd.read_parquet(hard / "07_model_output/synthetic/hard/scores.parquet")
+    page = (reporting / "report.html").read_text()
+    assert (
+        page.count("data:image/jpeg") == len(mistakes) == 2 * (4 + 4)
+    )  # of each known class: normals, the other class
+    for run, own in mistakes.groupby("run"):
+        tested = scores[(scores["run"] == run) & (scores["method"] == "MPFM")]
+        normals, anomalies = (tested["score"][tested["label"] == label] for label in (0, 1))
+        assert own["score"][own["kind"] == "false alarm"].max() == normals.max()
+        assert own["score"][own["kind"] == "missed"].min() == anomalies.min()
+
+
 def test_no_test_sample_reaches_training_in_any_run(hard: Path):
     for runs in [pd.read_parquet(hard / "05_model_input/synthetic/hard/runs.parquet")]:
         for row in runs.to_dict("records"):
