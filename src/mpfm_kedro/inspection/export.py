@@ -102,11 +102,11 @@ def write_network(network: DetectorNetwork, file: Path, digest: str) -> None:
     example = torch.zeros(2, 37, 41, 3, dtype=torch.uint8)
     with warnings.catch_warnings(), torch.inference_mode(False):
         warnings.simplefilter("ignore")  # about what torch will do otherwise one day
-        graph = torch.export.export(
-            network, (example,), dynamic_shapes=({0: dynamic, 1: dynamic, 2: dynamic},), strict=True
+        shapes = ({0: dynamic, 1: dynamic, 2: dynamic},)
+        graph = torch.export.export(network, (example,), dynamic_shapes=shapes, strict=True)
+        program = torch.onnx.export(
+            graph, opset_version=OPSET, input_names=[PIXELS], output_names=Inspected._fields, verbose=False
         )
-        names = {"input_names": [PIXELS], "output_names": list(Inspected._fields)}
-        program = torch.onnx.export(graph, opset_version=OPSET, verbose=False, **names)
     assert program is not None
     program.model.metadata_props["model"] = digest
     program.save(file, external_data=False)
@@ -121,22 +121,28 @@ def open_network(file: Path) -> InferenceSession:
     return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
 
+def run_network(network: InferenceSession, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scores (B,) and heat maps (B, h, w) of bytes (B, H, W, 3)."""
+    score, heat_map = network.run(["score", "heat_map"], {PIXELS: pixels})
+    return score, heat_map
+
+
 def measure_parity(
     inspector: Inspector, network: InferenceSession, images: Iterable[tuple[str, Image.Image]]
 ) -> Parity:
     """Compare a network with the inspector, image by image."""
     promised = inspector.promise
+    limits = [limit for limit in (promised.defective, promised.good) if limit is not None]
     scores, heat_maps, margins, flips = [0.0], [0.0], [np.inf], []
     count = 0
     for names, batch in _batches(images):
-        exported = Inspected(*network.run(None, {PIXELS: np.stack([np.asarray(image) for image in batch])}))
+        score, heat_map = run_network(network, np.stack([np.asarray(image) for image in batch]))
         expected: list[Prediction] = inspector.predict_prepared([inspector.prepare(image) for image in batch])
-        score = np.array([own.score for own in expected])
-        limits = [limit for limit in (promised.defective, promised.good) if limit is not None]
-        scores.append(float(np.abs(exported.score - score).max()))
-        heat_maps.append(float(np.abs(exported.heat_map - [own.heat_map for own in expected]).max()))
-        margins += [float(np.abs(score - limit).min()) for limit in limits]
-        differs = decide(exported.score, promised) != [own.decision for own in expected]
+        expected_score = np.array([own.score for own in expected])
+        scores.append(float(np.abs(score - expected_score).max()))
+        heat_maps.append(float(np.abs(heat_map - np.stack([own.heat_map for own in expected])).max()))
+        margins += [float(np.abs(expected_score - limit).min()) for limit in limits]
+        differs = decide(score, promised) != np.array([own.decision for own in expected])
         flips += [name for name, other in zip(names, differs, strict=True) if other]
         count += len(batch)
     if not count:

@@ -204,28 +204,26 @@ def top_mean(values: Tensor, share: float) -> Tensor:
 def resize_bytes(pixels: Tensor, side: int) -> Tensor:
     """Bytes (B, H, W, 3) → (B, 3, S, S), those that PIL's bilinear resizing gives.
 
-    It rounds after each axis, so their order counts: the width first, but for tall images the height.
+    It rounds after each axis, so their order counts: the width first, but for tall images the height. Both are
+    computed, and one is taken: a graph with branches costs less, but not every runtime gets those right.
     """
     height, width = pixels.shape[1:3]
     inputs = pixels, *resize_weights(height, side), *resize_weights(width, side)
-    if torch.compiler.is_exporting():  # both orders become parts of the graph
-        high, wide = _count(height), _count(width)
-        resized = torch.cond((high > side) & (2 * wide < high + side), _height_first, _width_first, inputs)
-    else:
-        resized = (_height_first if height > side and 2 * width < height + side else _width_first)(*inputs)
-    return resized[:, :, :side, :side]
+    high, wide = _count(height), _count(width)
+    tall = (high > side) & (2 * wide < high + side)
+    return torch.where(tall, _height_first(*inputs), _width_first(*inputs))[:, :, :side, :side]
 
 
 def _height_first(pixels: Tensor, rows: Tensor, row_weight: Tensor, columns: Tensor, column_weight: Tensor) -> Tensor:
     down = _resize_rows(pixels, rows, row_weight)  # (B, H, W, 3) → (B, S, W, 3)
     across = _resize_rows(down.permute(0, 2, 3, 1), columns, column_weight)  # (B, W, 3, S) → (B, S, 3, S)
-    return across.permute(0, 2, 3, 1).contiguous()
+    return across.permute(0, 2, 3, 1)
 
 
 def _width_first(pixels: Tensor, rows: Tensor, row_weight: Tensor, columns: Tensor, column_weight: Tensor) -> Tensor:
     across = _resize_rows(pixels.permute(0, 2, 3, 1), columns, column_weight)  # (B, W, 3, H) → (B, S, 3, H)
     down = _resize_rows(across.permute(0, 3, 1, 2), rows, row_weight)  # (B, H, S, 3) → (B, S, S, 3)
-    return down.permute(0, 3, 1, 2).contiguous()
+    return down.permute(0, 3, 1, 2)
 
 
 def _resize_rows(rows: Tensor, window: Tensor, weight: Tensor) -> Tensor:

@@ -35,8 +35,8 @@ def export_network(images: Any, model: Model, samples: pd.DataFrame, loader: Ima
 
 def read_samples(samples: pd.DataFrame, loader: ImageLoader) -> Iterator[tuple[str, Image.Image]]:
     """As many normals as anomalies from all over the table, those of one size together."""
-    halves = [_evenly(own, IMAGES // 2) for _, own in samples.groupby("label").groups.items()]
-    chosen = samples.loc[[place for half in halves for place in half]].sort_values(["height", "width"], kind="stable")
+    halves = [own.iloc[_evenly(range(len(own)), IMAGES // 2)] for _, own in samples.groupby("label")]
+    chosen = pd.concat(halves).sort_values(["height", "width"], kind="stable")
     for row in chosen.itertuples():
         yield str(row.sample_id), loader.read(str(row.path), str(row.crop), str(row.pixel_range))
 

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from production_models import made_image, made_model
+
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.inspection import export
+from mpfm_kedro.inspection.export import NETWORK, export_model, measure_parity, open_network, run_network
+from mpfm_kedro.inspection.inspector import Inspector
+from mpfm_kedro.inspection.model import CARD, Model, load_model, model_digest, save_model
+
+EXAMPLE = Path(__file__).parents[2] / "examples/inspect_onnx.py"
+SIZES = [(48, 48), (48, 48), (63, 64), (97, 33), (33, 161), (1, 5), (301, 211)]
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
+
+
+def images(sizes: list[tuple[int, int]] = SIZES) -> list[tuple[str, Image.Image]]:
+    rng = np.random.default_rng(2)
+    return [(f"{place}", made_image(rng, size, defect=bool(place % 2))) for place, size in enumerate(sizes)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = tmp_path_factory.mktemp("made") / "model"
+    save_model(made_model(), folder)
+    return load_model(folder)
+
+
+@pytest.fixture(scope="module")
+def exported(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported") / "export"
+    parity = export_model(model, images(), folder)
+    assert parity.images == len(SIZES) and parity.flips == () and 0 < parity.score < 1e-2
+    return folder
+
+
+def test_the_export_is_one_file_and_a_card(exported: Path, model: Model):
+    assert sorted(file.name for file in exported.iterdir()) == [CARD, NETWORK]
+    assert list(exported.parent.iterdir()) == [exported]
+    card = json.loads((exported / CARD).read_text())
+    assert {name: card[name] for name in model.card} == model.card
+    assert card["export"]["parity"]["images"] == len(SIZES)
+    (found,) = onnx.load(exported / NETWORK, load_external_data=False).metadata_props
+    assert (found.key, found.value) == ("model", model_digest(model.card))
+
+
+def test_any_size_and_batch_gives_what_the_inspector_says(exported: Path, model: Model):
+    network, inspector = open_network(exported / NETWORK), Inspector(model, "cpu")
+    rng = np.random.default_rng(3)
+    drawn = [tuple(rng.integers(1, 200, 2).tolist()) for _ in range(8)]
+    for size in [(1, 1), (64, 64), *drawn]:
+        batch = [made_image(rng, size, defect=bool(i)) for i in range(int(rng.integers(1, 4)))]
+        batch[0] = batch[0].convert("L").convert("RGB")
+        score, heat_map = run_network(network, np.stack([np.asarray(image) for image in batch]))
+        for i, expected in enumerate(inspector.predict_many(batch)):
+            assert score[i] == pytest.approx(expected.score, abs=5e-3)
+            np.testing.assert_allclose(heat_map[i], expected.heat_map, atol=5e-3)
+
+
+def test_the_example_decides_as_the_inspector_does(exported: Path, model: Model, tmp_path: Path):
+    inspector = Inspector(model, "cpu")
+    files = []
+    for name, image in images():
+        files.append(tmp_path / f"{name}.png")
+        image.save(files[-1])
+    run = [sys.executable, str(EXAMPLE), str(exported), *map(str, files)]
+    lines = subprocess.run(run, capture_output=True, text=True, check=True).stdout.splitlines()
+    expected = [inspector.predict(file) for file in files]
+    assert [line.split()[0] for line in lines] == [own.decision for own in expected]
+    assert [float(line.split()[1]) for line in lines] == pytest.approx([own.score for own in expected], abs=5e-3)
+    assert len({own.decision for own in expected}) > 1
+
+
+def test_a_flipped_decision_is_refused_and_what_was_there_stays(
+    exported: Path, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The network of another model takes the place of the right one."""
+    wrong = onnx.load(exported / NETWORK)
+    for own in wrong.graph.initializer:
+        if own.name.endswith("fusion.weight"):
+            own.CopyFrom(onnx.numpy_helper.from_array(-onnx.numpy_helper.to_array(own), own.name))
+    folder = tmp_path / "export"
+    folder.mkdir()
+    (folder / NETWORK).write_text("earlier")
+    monkeypatch.setattr(export, "write_network", lambda network, file, digest: onnx.save(wrong, file))
+    with pytest.raises(InputError, match=r"refused.*decisions differ \(\d"):
+        export_model(model, images(), folder)
+    assert [file.name for file in tmp_path.iterdir()] == ["export"]
+    assert [file.read_text() for file in folder.iterdir()] == ["earlier"]
+
+
+def test_parity_sees_a_threshold_between_the_two_scores(exported: Path, model: Model):
+    inspector, network = Inspector(model, "cpu"), open_network(exported / NETWORK)
+    image = images()[1][1]
+    score = float(run_network(network, np.asarray(image)[None])[0][0])
+    expected = inspector.predict(image).score
+    assert score != expected
+    inspector.promise = replace(inspector.promise, defective=(score + expected) / 2)
+    found = measure_parity(inspector, network, [("near", image), ("far", images()[3][1])])
+    assert found.flips == ("near",) and found.margin == pytest.approx(abs(score - expected) / 2)
+
+
+def test_no_image_is_refused(exported: Path, model: Model):
+    with pytest.raises(InputError, match="at least one image"):
+        measure_parity(Inspector(model, "cpu"), open_network(exported / NETWORK), [])
+
+
+def test_a_missing_package_is_named_with_what_installs_it(model: Model, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(export, "NEEDED", ("onnx", "no_such_package"))
+    with pytest.raises(InputError, match=r"packages no_such_package: pip install '\.\[export\]'"):
+        export_model(model, images(), tmp_path / "export")
+    assert not list(tmp_path.iterdir())
+
+
+def test_openvino_reads_the_same_file(exported: Path, model: Model):
+    openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
+    network, inspector = openvino.Core().compile_model(exported / NETWORK, "CPU"), Inspector(model, "cpu")
+    rng = np.random.default_rng(4)
+    for size in [(48, 48), (48, 48), (100, 60), (60, 200)]:
+        batch = [made_image(rng, size, defect=bool(i)) for i in range(3)]
+        found = network([np.stack([np.asarray(image) for image in batch])])
+        for i, expected in enumerate(inspector.predict_many(batch)):
+            assert found["score"][i] == pytest.approx(expected.score, abs=0.1)  # it has no double precision
+            np.testing.assert_allclose(found["heat_map"][i], expected.heat_map, atol=0.1)

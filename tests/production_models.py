@@ -1,0 +1,86 @@
+"""A small production model of made images, with random weights of its backbones."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from PIL import Image
+from torchvision.models import get_model
+
+from mpfm_kedro.backbones.building import build_backbone
+from mpfm_kedro.backbones.extraction import to_pixels
+from mpfm_kedro.backbones.rows import FeatureRows
+from mpfm_kedro.detectors.base import Context, TrainingData
+from mpfm_kedro.detectors.mpfm import calibration, closed_form, learned
+from mpfm_kedro.detectors.mpfm.detector import keep_final
+from mpfm_kedro.detectors.pieces import piece_name
+from mpfm_kedro.inspection.model import FORMAT, Calibration, Gallery, Model
+from mpfm_kedro.inspection.thresholds import promise
+
+STATISTICS = ["mean", "max", "std"]
+CLOSED_FORM = {"max_modes": 2, "min_mode_size": 8, "n_prototypes": 30, "top_share": 0.05, "unseen_normals": 1000}
+HEADS = {"head_top_share": 0.1, "head_steps": 20, "normals_per_batch": 16, "anomalies_per_batch": 8}
+FUSED = {"fusion": "repaired", "scores": ["g", "a", "r", "n"]}
+
+
+def made_image(rng: np.random.Generator, size: tuple[int, int] = (48, 48), defect: bool = False) -> Image.Image:
+    """Stripes one way or the other, in two colours; a defect is a bright square."""
+    kind = int(rng.integers(2))
+    y, x = np.mgrid[: size[1], : size[0]]
+    stripes = 30 * np.sin((y if kind else x) / 2 + rng.uniform(0, 6))[..., None]
+    pixels = rng.normal([(40, 70, 30), (150, 90, 170)][kind] + stripes, 5)
+    if defect:
+        x, y = rng.integers(0, np.array(size) // 2 + 1)
+        pixels[y : y + size[1] // 4 + 1, x : x + size[0] // 4 + 1] += 90
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def made_model(*backbones: tuple[str, int]) -> Model:
+    """A model on backbones of torchvision (name, image size), by default one ResNet."""
+    rng = np.random.default_rng(0)
+    images = [made_image(rng, defect=i >= 48) for i in range(56)]
+    found, specs, weights = [], [], []
+    for number, (name, side) in enumerate(backbones or [("resnet18", 64)]):
+        rows, spec, own = _extract(images, name, side, number)
+        found.append(rows)
+        specs.append(spec)
+        weights.append(own)
+    rows = replace(found[0], beside=tuple(found[1:]))
+    normals, anomalies = rows.take(np.arange(48)), rows.take(np.arange(48, 56)).with_source(np.arange(8))
+    data = TrainingData(normals, normals.take(np.arange(0)), anomalies)
+    pieces: dict[str, Any] = {}
+    for number in range(len(specs)):
+        own = {"backbone": number}
+        pieces[piece_name("closed_form", number)] = closed_form.fit(data, pieces, CLOSED_FORM | own, 0, Context())
+        heads = HEADS | own | {"normality_target": "repaired"}
+        pieces[piece_name("heads", number)] = learned.fit(data, pieces, heads, 0, Context())
+    pieces["calibrated"] = calibration.fit(data, pieces, FUSED | {"n_backbones": len(specs)}, 0, Context())
+    normal_scores = np.linspace(-3, 3, 40)
+    card = {
+        **{"format": FORMAT, "dataset": "made", "pixel_range": "", "files": {}, "backbones": specs},
+        "heat_map": {"low": -3.0, "high": 6.0},
+        "promise": asdict(promise(normal_scores, 0.05, 0.9)),
+    }
+    gallery = pd.DataFrame({"sample_id": ["a"], "defect_class": [""], "thumbnail": [b""]})
+    seen = Calibration(normal_scores, np.arange(40), np.array([9.0]))
+    z = np.zeros((1, specs[0]["pooled_size"]), dtype=np.float32)
+    return Model(card, keep_final(pieces), weights, seen, Gallery(gallery, z))
+
+
+def _extract(images: list[Image.Image], name: str, side: int, seed: int) -> tuple[FeatureRows, dict[str, Any], Any]:
+    torch.manual_seed(seed)
+    weights = get_model(name, weights=None).state_dict()
+    backbone = build_backbone(name, weights, ["auto"], ["auto"])
+    with torch.inference_mode():
+        pooled, maps = backbone.features(torch.stack([to_pixels(image, side) for image in images]), STATISTICS)
+    place = np.arange(len(images))
+    spec = {
+        **{"backbone": name, "image_size": side, "layers": ["auto"], "map_layers": ["auto"]},
+        **{"statistics": STATISTICS, "precision": "fp32"},
+        **{"pooled_size": pooled.shape[1], "map_shape": list(maps.shape[1:])},
+    }
+    return FeatureRows(pooled.numpy(), maps.numpy(), place, place), spec, weights
