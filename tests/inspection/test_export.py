@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from production_models import made_image, made_model
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection import export
 from mpfm_kedro.inspection.export import NETWORK, export_model, measure_parity, open_network, run_network
 from mpfm_kedro.inspection.inspector import Inspector
 from mpfm_kedro.inspection.model import CARD, Model, load_model, model_digest, save_model
+from production_models import made_image, made_model
 
 EXAMPLE = Path(__file__).parents[2] / "examples/inspect_onnx.py"
 SIZES = [(48, 48), (48, 48), (63, 64), (97, 33), (33, 161), (1, 5), (301, 211)]

@@ -6,11 +6,11 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from production_models import made_image, made_model
 
 from mpfm_kedro.images.position_maps import smooth_maps
 from mpfm_kedro.inspection.inspector import Inspector
 from mpfm_kedro.inspection.network import DetectorNetwork, OnAxes, _smoothing, resize_bytes
+from production_models import made_image, made_model
 
 SIZES = [(48, 48), (64, 64), (1, 1), (1, 90), (200, 1), (97, 33), (33, 161), (300, 211)]
 
