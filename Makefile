@@ -34,6 +34,7 @@ viz: $(INSTALLED)
 # speed as ratios (docs/architecture.md)
 benchmark: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/speed.py
+	$(VENV)/bin/python benchmarks/inspection.py
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, $(PYTHON) is %s: make PYTHON=python3.11" % sys.version.split()[0])'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ def made_image(rng: np.random.Generator, size: tuple[int, int] = (48, 48), defec
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
+@cache
 def made_model(*backbones: tuple[str, int]) -> Model:
     """A model on backbones of torchvision (name, image size), by default one ResNet."""
     rng = np.random.default_rng(0)
