@@ -84,6 +84,37 @@ def test_project_s_own_catalog_follows_the_dataset():
     assert catalog["images"]["dataset"] == "brainmri"
 
 
+@pytest.mark.parametrize(
+    ("folder", "typed", "expected"),
+    [
+        ("bolts", {}, "bolts"),
+        ("line 2/Große Teile (neu)", {}, "Große_Teile_neu"),
+        ("elpv", {}, "own_elpv"),
+        ("bolts", {"name": "m8"}, "m8"),
+        ("bolts", {"name": 2024}, "2024"),
+    ],
+)
+def test_own_images_have_the_name_of_their_folder(folder, typed, expected, tmp_path):
+    (tmp_path / folder / "good").mkdir(parents=True)
+    runtime = {"dataset": "folder", "data_root": str(tmp_path / folder), **typed}
+    configuration = loader(PROJECT / "conf", runtime_params=runtime)
+    assert configuration["parameters"]["name"] == expected
+    assert all(
+        f"/{expected}/" in configuration["catalog"][name]["filepath"]
+        for name in ("images", "samples", "features", "{study}.models", "{study}.report", "{study}.summary_version")
+    )
+    assert configuration["catalog"]["images"]["dataset"] == "folder"
+
+
+@pytest.mark.parametrize(
+    ("inside", "expected"), [("folder/good", "folder"), ("folder/nuts/good", "nuts"), ("x", "folder")]
+)
+def test_own_images_below_the_data_root(inside, expected, tmp_path):
+    (tmp_path / inside).mkdir(parents=True)
+    runtime = {"dataset": "folder", "data_root": str(tmp_path)}
+    assert loader(PROJECT / "conf", runtime_params=runtime)["parameters"]["name"] == expected
+
+
 def strings(entry: Any) -> list[str]:
     if isinstance(entry, dict):
         return [text for value in entry.values() for text in strings(value)]

@@ -62,7 +62,7 @@ def comment(file: Path) -> None:
 def draw_faint_defects(source: Path) -> None:
     """Defects that are hard to find: an AUC of 1 would be equal without any reason."""
     replace(source, "rng.normal(0, 6,", "rng.normal(0, 20,")
-    replace(source, "] = rng.uniform(0, 40)", "] -= 30")
+    replace(source, "] = darkness", "] -= 30")
     replace(source, "] = 250", "] += 30")
 
 

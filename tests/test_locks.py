@@ -136,7 +136,14 @@ def test_read_only_folder_is_named(tmp_path, monkeypatch):
 # which parameters decide the tables
 
 PARAMETERS: dict[str, Any] = {
-    **{"dataset": "synthetic", "category": "all", "data_root": "data/01_raw", "image_size": 64, "backbone": "resnet18"},
+    **{
+        "dataset": "synthetic",
+        "name": "synthetic",
+        "category": "all",
+        "data_root": "data/01_raw",
+        "image_size": 64,
+        "backbone": "resnet18",
+    },
     **{"output_root": "out", "n_anomalies": 3, "ingestion": {"group_split": False}},
     "features": {"layers": ["auto"], "batch_size": 32, "workers": 1, "compile": False},
 }

@@ -52,6 +52,7 @@ SHOWN_AS = {
 }
 NOT_SHOWN = {"backbone_weights", "model_cache", "hard.specifications"}  # nothing to see
 NOT_SHOWN |= {"hard.report_version", "hard.runs_version"}  # as hard.report and hard.runs
+NOT_SHOWN |= {"hard.mistakes"}  # images, which the report shows
 
 
 VENV = Path(sys.executable).parents[1]
@@ -83,10 +84,14 @@ def run_in_copy() -> Path:
     return project
 
 
+TRICKY = "known_class=all, first_seed=0, 2 * 3 * 4\n| M_g | M_r |\n|---|---|\n| 1 | 2 |\n\n## <b>not bold</b>"
+
+
 @pytest.fixture(scope="module")
 def site() -> Path:
     """The static site of a project that was run; which environment and dataset it had is not said again."""
     project = run_in_copy()
+    (project / "data/08_reporting/synthetic/hard/summary.txt").write_text(TRICKY)
     log = call(project, "make", "viz", f"VENV={VENV}", f"--old-file={VENV}/.installed").splitlines()
     assert not [line for line in log if "could not be previewed" in line and "'hard." in line]
     assert (project / "build/api/deploy-viz-metadata").is_file(), log
@@ -261,6 +266,8 @@ def test_previews_are_drawn(browser: Browser, site: Path, dataset: str, drawn: s
         assert size[0] / size[1] == pytest.approx(size[2] / size[3], rel=0.03), "the image is squashed"
     if drawn.endswith("html"):
         assert shown.locator("em").count() == 0, "names with underscores are not italic"
+    if dataset == "hard.summary_text":
+        assert shown.inner_text().split() == TRICKY.split()
     assert not browser.errors
 
 

@@ -25,6 +25,7 @@ from mpfm_kedro.experiments.versions import check_version, find_version, list_ve
 from mpfm_kedro.locks import Use, locked
 from mpfm_kedro.pipeline_registry import register_pipelines
 from mpfm_kedro.pipelines.stage_code import write_stage_code
+from mpfm_kedro.sources import SOURCES
 from mpfm_kedro.sources.fetching import fetch as fetch_images
 from mpfm_kedro.sources.repeats import joined_groups
 
@@ -133,7 +134,8 @@ def list_all(output_root: Path) -> None:
 def use(dataset: str, setting: str, version: str, output_root: Path, env: str | None) -> None:
     """Put the models of VERSION (or of the one that begins so) in the place of the present ones."""
     version = find_version(_versions(output_root), dataset, setting, version)
-    parameters = {"dataset": dataset, "output_root": str(output_root)}
+    named = {"dataset": dataset} if dataset in SOURCES else {"dataset": "folder", "name": dataset}
+    parameters = {**named, "output_root": str(output_root)}
     if setting == PRODUCTION:
         _use_production(version, parameters, env)
         return
@@ -163,12 +165,13 @@ def _use_production(version: str, parameters: dict[str, str], env: str | None) -
     """Put a version of the production model in the place of the present one, and its collection with it."""
     bootstrap_project(project_root())
     session = KedroSession.create(project_root(), env=env, runtime_params=parameters)
-    with session, locked(Path(parameters["output_root"]), Use(parameters["dataset"], [PRODUCTION])):
+    name = parameters.get("name", parameters["dataset"])
+    with session, locked(Path(parameters["output_root"]), Use(name, [PRODUCTION])):
         catalog = session.load_context()._get_catalog(load_versions={"production.model_version": version})
         model, collection = catalog.load("production.model_version"), catalog.load("collection")
         catalog.save("production_model", model)
         catalog.save("collection", collection.with_rows(model.card["learned"]))
-    click.echo(f"{parameters['dataset']}: the production model is that of {version} now, and so is what it has learned")
+    click.echo(f"{name}: the production model is that of {version} now, and so is what it has learned")
 
 
 @cli.group()

@@ -17,6 +17,7 @@ from kedro.config import MissingConfigException, OmegaConfigLoader
 from kedro.utils import find_kedro_project, is_kedro_project
 from omegaconf import OmegaConf
 
+AUTO, OWN = "auto", "folder"
 LAST_RUN = "last_run.json"  # in the output folder: what kedro-viz shows
 ENVIRONMENTS = {"base_env": "base", "default_run_env": "local", "merge_strategy": {"parameters": "soft"}}
 
@@ -53,10 +54,25 @@ def pipeline_in_view() -> str | None:
     return last["pipeline"] if last else None
 
 
-class ProjectConfigLoader(OmegaConfigLoader):
-    """OmegaConfigLoader with absolute paths in the parameters and ``${param:name}`` in the catalog.
+def result_name(name: Any, dataset: str, data_root: str) -> str:
+    """The name of results in paths and tables: the one given, or that of the dataset; of own images, their folder's.
 
-    ``${param:name}`` is the parameter as this run has it: paths such as ``${param:output_root}/${param:dataset}``
+    No folder of own images shares its name with a published dataset.
+    """
+    if name != AUTO:
+        return str(name)
+    if dataset != OWN:
+        return dataset
+    from mpfm_kedro.sources import SOURCES, folder  # with pandas, which is slow to import
+
+    found = folder.own_name(Path(data_root))
+    return f"own_{found}" if found in SOURCES and found != OWN else found
+
+
+class ProjectConfigLoader(OmegaConfigLoader):
+    """OmegaConfigLoader with absolute paths and a name in the parameters, and ``${param:…}`` in the catalog.
+
+    ``${param:…}`` is a parameter as this run has it: paths such as ``${param:output_root}/${param:name}``
     follow ``--params=dataset=…`` and the environment, while the parameter files stay free of resolvers (other tools
     read them too).
 
@@ -85,20 +101,23 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     def __getitem__(self, key: str) -> Any:
         if key == "parameters":
-            return self._with_absolute_paths(super().__getitem__(key))
+            return self._completed(super().__getitem__(key))
         if key == "catalog":
             parameters = self["parameters"]
             # resolvers are global to the process: the loader that reads must be the one that answers
             OmegaConf.register_new_resolver("param", lambda name: _value(parameters, name), replace=True)
         return super().__getitem__(key)
 
-    def _with_absolute_paths(self, parameters: dict[str, Any]) -> dict[str, Any]:
+    def _completed(self, parameters: dict[str, Any]) -> dict[str, Any]:
         features = parameters.get("features") or {}
         paths = [(parameters, "data_root", input_path), (parameters, "output_root", output_path)]
         paths += [(parameters, "images", input_path)]
         for group, name, absolute in [*paths, (features, "weights_file", input_path)]:
             if isinstance(group, dict) and group.get(name) and isinstance(group[name], str):
                 group[name] = str(absolute(group[name], self.project))
+        if "name" in parameters:
+            own = result_name(parameters["name"], str(parameters["dataset"]), str(parameters["data_root"]))
+            parameters["name"] = own
         return parameters
 
 

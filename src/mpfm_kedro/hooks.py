@@ -25,6 +25,7 @@ from mpfm_kedro.files import replacing
 from mpfm_kedro.locks import Use, locked, table_parameters
 from mpfm_kedro.parallel import torch_device
 from mpfm_kedro.parameters import check_parameters
+from mpfm_kedro.sources import SOURCES
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,11 @@ class CheckParameters:
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
         """Check the parameters of this run."""
-        check_parameters(context.config_loader["parameters"])
+        parameters = check_parameters(context.config_loader["parameters"])
+        if parameters.name in set(SOURCES) - {parameters.dataset}:
+            raise InputError(
+                f"Parameter 'name' = '{parameters.name}': this is another dataset; choose a name of your own"
+            )
 
 
 class CheckFiles:
@@ -144,7 +149,7 @@ class RunLocks:
         studies, tables = used_results(pipeline)
         if studies or tables:
             decisive = table_parameters(parameters, project) if tables else None
-            use = Use(parameters["dataset"], sorted(studies), decisive)
+            use = Use(parameters["name"], sorted(studies), decisive)
             self._held.enter_context(locked(project / parameters["output_root"], use))
 
     @hook_impl(trylast=True)

@@ -43,6 +43,12 @@ def _auto_or_range(value: str) -> str:
     return value
 
 
+def _folder_name(value: str) -> str:
+    if not re.fullmatch(r"\w[\w.-]*", value):
+        raise ValueError("should be auto or a name of letters, digits, dots, - and _")
+    return value
+
+
 def _distinct(names: list[str]) -> list[str]:
     if len(set(names)) < len(names):
         raise ValueError("should name each backbone once")
@@ -162,6 +168,7 @@ class Parameters(Group):
     """All parameters of the project."""
 
     dataset: str
+    name: Annotated[str, AfterValidator(_folder_name)] = "auto"
     category: str
     data_root: str
     output_root: str

@@ -10,6 +10,7 @@ from mpfm_kedro.pipelines import (
     audit,
     comparison,
     datasets,
+    export,
     features,
     fit,
     general_setting,
@@ -36,5 +37,6 @@ def register_pipelines() -> dict[str, Pipeline]:
         "fit": fit.create_pipeline(),
         "predict": predict.create_pipeline(),
         "learn": learn.create_pipeline(),
+        "export": export.create_pipeline(),
     }
     return {**pipelines, "__default__": pipelines.get(pipeline_in_view() or "", pipelines["hard_setting"])}

@@ -69,10 +69,22 @@ def test_pixel_measures_come_after_the_columns_of_the_contract():
     assert (row["pixel_f1_mean"], row["pixel_f1_std"]) == (pytest.approx(0.5), pytest.approx(0.1))
     hard = one(summarise(metrics), setting="hard", method="MPFM", n_anomalies=10, known_class="mean")
     assert (hard["aupro_mean"], hard["seconds"]) == (pytest.approx(0.8), 2.0)
-    loaded = pd.read_csv(io.StringIO(summary.to_csv(index=False)), keep_default_na=False)
-    stored = as_metrics(loaded)
+    stored = as_metrics(reread(summary))
     assert stored["MPFM"]["M10"]["pixel_f1_mean"] == pytest.approx(0.5)
     assert not any(name.startswith(tuple(PIXELS)) for name in stored["A"]["M10"])
+
+
+def test_undefined_measures_of_a_file_are_summarised():
+    scores = trial_scores({"MPFM": 1.0, "A": 0.5}, n_seeds=2)
+    costs = trial_costs(scores)
+    pixels = costs[costs["method"] == "MPFM"].drop(columns="seconds").assign(pixel_auroc=0.9, aupro=0.8, pixel_f1=0.4)
+    metrics = measure_trials(scores, costs, pixels)
+    pd.testing.assert_frame_equal(summarise(reread(metrics)), summarise(metrics))
+
+
+def reread(table: pd.DataFrame) -> pd.DataFrame:
+    """As it comes back from its file."""
+    return pd.read_csv(io.StringIO(table.to_csv(index=False)), keep_default_na=False)
 
 
 def test_without_masks_there_are_no_columns_of_pixels():

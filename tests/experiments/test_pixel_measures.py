@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
@@ -52,6 +52,7 @@ def test_jump_at_the_limit_adds_no_area():
 
 
 @given(IMAGES)
+@settings(deadline=None)
 def test_measures_are_those_of_scikit_learn_and_of_every_region(images):
     found = measure(*images)
     values = np.concatenate([heat.ravel() for heat, _ in images])

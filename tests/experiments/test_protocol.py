@@ -78,6 +78,35 @@ def test_twenty_anomalies_are_enough_for_the_whole_pool(caplog):
     assert caplog.text == ""
 
 
+@pytest.mark.parametrize(("available", "known"), [(7, 3), (3, 1)])
+def test_fewer_defects_than_wanted_are_known_by_half_and_said_once(available, known, caplog):
+    runs = make_general_runs(table({"dent": available}), [10, 9, 8], 2)
+    assert set(runs["n_anomalies"]) == {known}
+    assert set(runs["test_anomalies"].map(len)) == {available - known}
+    assert caplog.messages == [
+        f"synthetic has only {available} anomalies: the pool of known ones shrinks to {known}, others are tested"
+    ]
+
+
+@pytest.mark.parametrize(("available", "said"), [(0, "has no anomalies"), (1, "has one anomaly, which is tested")])
+def test_without_anomalies_to_learn_from_there_are_runs_of_normals(available, said, caplog):
+    samples = table({"dent": available} if available else {})
+    runs = make_general_runs(samples, [10, 1], 2)
+    assert runs["run"].tolist() == ["M0-seed0", "M0-seed1"]
+    assert set(runs["n_anomalies"]) == {0}
+    assert runs["known_anomalies"].tolist() == [[], []]
+    assert runs["test_anomalies"].tolist() == [anomalies(samples)] * 2
+    assert len(caplog.messages) == 1 and said in caplog.text
+    grouped = make_general_runs(with_items(samples, samples["sample_id"].tolist()), 10, 1, group_split=True)
+    assert grouped["test_anomalies"].tolist() == [anomalies(samples)]
+
+
+def test_all_of_a_small_known_class_are_known(caplog):
+    runs = make_hard_runs(table({"dent": 4, "hole": 12}), "dent", [10, 5, 1], 1)
+    assert runs["n_anomalies"].tolist() == [4, 1]
+    assert caplog.messages == ["class 'dent' of synthetic has only 4 anomalies, which are all known"]
+
+
 def test_shrunk_pool_gives_no_run_twice():
     runs = make_general_runs(table({"dent": 10}), [10, 8, 1], 2)
     assert runs["run"].is_unique
@@ -159,9 +188,11 @@ def test_no_class_of_ten_is_an_error_that_shows_the_sizes():
             lambda: make_hard_runs(table({"dent": 12, "hole": 11}), "dnet", 1, 1),
             ["known_class", "'dnet'", "dent, hole"],
         ),
-        (lambda: make_general_runs(table({"dent": 12}), 13, 1), ["n_anomalies", "13", "12"]),
-        (lambda: make_general_runs(table({"dent": 1}), 1, 1), ["synthetic has 1 anomalies"]),
-        (lambda: make_general_runs(table({}), 1, 1), ["synthetic has 0 anomalies"]),
+        (lambda: make_general_runs(table({"dent": 12}), 13, 1), ["n_anomalies", "13", "12", "1 to 10 are allowed"]),
+        (lambda: make_general_runs(table({"dent": 60}), 999, 1), ["n_anomalies", "999", "60", "1 to 30 are allowed"]),
+        (lambda: make_hard_runs(table({"dent": 60, "hole": 2}), "dent", 999, 1), ["999", "60", "1 to 60 are allowed"]),
+        (lambda: make_general_runs(table({}), 999, 1), ["n_anomalies", "999", "0 anomalies", "1 to 10 are allowed"]),
+        (lambda: make_study_runs(table({}), "all", 1, 1), ["fewer than two", "general_setting"]),
     ],
 )
 def test_impossible_wishes_are_named(make, parts):
@@ -192,7 +223,7 @@ def test_no_sample_both_trains_and_tests(classes, wanted, n_seeds):
         assert not set(trains) & set(tests)
         assert len(set(trains)) == len(trains)
         assert len(set(tests)) == len(tests)
-        assert run["known_anomalies"]
+        assert run["known_anomalies"] or sum(classes.values()) < 2
         assert run["test_anomalies"]
         if run["setting"] == "hard":
             assert all(name.startswith(run["known_class"]) for name in run["known_anomalies"])

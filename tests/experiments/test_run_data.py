@@ -39,8 +39,8 @@ def table(n_train: int, n_test: int, classes: dict[str, int]) -> pd.DataFrame:
     rows += [(f"good/t{i:03}", "", "test", 0) for i in range(n_test)]
     rows += [(f"{name}/{i:03}", name, "anomaly", 1) for name, number in classes.items() for i in range(number)]
     samples = pd.DataFrame(rows, columns=["sample_id", "defect_class", "split", "label"])
-    samples = samples.assign(dataset="synthetic", category="", problem="", crop="", path=samples["sample_id"])
-    return samples.assign(content_hash="hash of " + samples["sample_id"])
+    samples = samples.assign(dataset="synthetic", category="", problem="", crop="", pixel_range="")
+    return samples.assign(path=samples["sample_id"], content_hash="hash of " + samples["sample_id"])
 
 
 def fake_features(samples: pd.DataFrame, folder: Path, order: int = 0, **changes: Any) -> Features:

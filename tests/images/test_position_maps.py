@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -17,6 +17,7 @@ MAPS = arrays.arrays(
 
 
 @given(MAPS)
+@settings(deadline=None)
 def test_smoothing_keeps_range_and_makes_a_finer_grid(maps):
     found = smooth_maps(maps)
     n, height, width = maps.shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import matplotlib
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
@@ -36,6 +36,7 @@ def test_regions_are_boxes_in_pixels_the_largest_first():
 
 
 @given(arrays.arrays(np.bool_, st.tuples(st.integers(1, 9), st.integers(1, 9))), st.integers(1, 40), st.integers(1, 40))
+@settings(deadline=None)
 def test_boxes_cover_all_that_is_above_the_level(marked, width, height):
     regions = find_regions(marked.astype(float), 0.5, (width, height))
     assert sum(region.area for region in regions) == pytest.approx(marked.mean())

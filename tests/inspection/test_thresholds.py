@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta, binom, binomtest
 
@@ -37,6 +37,7 @@ def test_least_number_of_normals(rate, n):
 
 
 @given(RATES, CONFIDENCES)
+@settings(deadline=None)
 def test_least_rate_and_least_number_are_inverse(rate, confidence):
     n = least_normals(rate, confidence)
     assert least_rate(n, confidence) <= rate * (1 + 1e-9)
@@ -45,6 +46,7 @@ def test_least_rate_and_least_number_are_inverse(rate, confidence):
 
 
 @given(st.integers(1, 800), RATES, CONFIDENCES)
+@settings(deadline=None)
 def test_thresholds_are_the_order_statistics_of_the_beta_quantiles(n, rate, confidence):
     found = promise(np.arange(n), rate, confidence)
     k = np.arange(1, n + 1)
@@ -105,6 +107,7 @@ def test_pieces_counted_as_items_would_break_the_promise():
 
 
 @given(SCORES, RATES, CONFIDENCES, st.data())
+@settings(deadline=None)
 def test_an_item_is_its_largest_score(scores, rate, confidence, data):
     pieces = data.draw(st.lists(st.integers(0, len(scores) - 1), min_size=0, max_size=50))
     groups = np.concatenate([np.arange(len(scores)), np.array(pieces, dtype=int)])
@@ -116,6 +119,7 @@ def test_an_item_is_its_largest_score(scores, rate, confidence, data):
 
 
 @given(SCORES, st.tuples(RATES, RATES), CONFIDENCES)
+@settings(deadline=None)
 def test_a_higher_rate_lowers_both_thresholds(scores, rates, confidence):
     low, high = (promise(scores, rate, confidence) for rate in sorted(rates))
     assert high.defective <= low.defective
@@ -126,6 +130,7 @@ def test_a_higher_rate_lowers_both_thresholds(scores, rates, confidence):
 
 
 @given(SCORES, RATES, st.tuples(CONFIDENCES, CONFIDENCES))
+@settings(deadline=None)
 def test_more_confidence_widens_the_band(scores, rate, confidences):
     less, more = (promise(scores, rate, confidence) for confidence in sorted(confidences))
     assert more.defective >= less.defective
@@ -133,6 +138,7 @@ def test_more_confidence_widens_the_band(scores, rate, confidences):
 
 
 @given(SCORES, SCORES, RATES, CONFIDENCES)
+@settings(deadline=None)
 def test_decisions_do_not_depend_on_the_scale(normals, scores, rate, confidence):
     def mapped(values):
         return np.exp(values / 5) - 3
@@ -164,6 +170,7 @@ def test_p_values_count_normals_as_high():
 
 
 @given(SCORES.filter(lambda found: len(found) > 1))
+@settings(deadline=None)
 def test_p_values_of_exchangeable_scores_are_valid(scores):
     """Each score against all others, which is every split of n + 1 exchangeable scores: P(p ≤ a) ≤ a."""
     p = np.array([p_values(scores[[i]], np.delete(scores, i))[0] for i in range(len(scores))])
@@ -177,6 +184,7 @@ def test_p_values_without_ties_are_uniform():
 
 
 @given(SCORES, st.integers(-30, 30), CONFIDENCES)
+@settings(deadline=None)
 def test_miss_rate_is_scipy_s(scores, threshold, confidence):
     found = miss_rate(scores, threshold / 4, confidence)
     n_missed = sum(score <= threshold / 4 for score in scores)

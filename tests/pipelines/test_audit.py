@@ -303,12 +303,12 @@ def test_pipelines_write_tables_and_sheets(tmp_path):
         with KedroSession.create(PROJECT, env="test", runtime_params=own) as session:
             session.run(pipeline_names=[pipeline])
     reports = tmp_path / "out" / "08_reporting"
-    audit = pd.read_csv(reports / "folder" / "audit.csv")
+    audit = pd.read_csv(reports / "raw" / "audit.csv")
     assert row(audit, "exact duplicates", "all") == (2, 4, 2)
     assert row(audit, "exact duplicates", "across train and test") == (0, 0, 0)
     assert audit["images"][audit["finding"] == "dropped"].tolist() == [2]
-    assert len(pd.read_csv(reports / "folder" / "repeated_images.csv")) == 4
+    assert len(pd.read_csv(reports / "raw" / "repeated_images.csv")) == 4
     for name in ("contact_sheet", "duplicate_sheet"):
-        with Image.open(reports / "folder" / f"{name}.png") as sheet:
+        with Image.open(reports / "raw" / f"{name}.png") as sheet:
             assert min(sheet.size) > 100
     assert "8 of -" in (reports / "datasets.txt").read_text()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +194,23 @@ def test_converted_modes_are_reported(own, caplog):
     assert "2 images of pixel format RGBA are converted to RGB, for example good/01.png" in caplog.text
     assert "1 images of pixel format 1 are converted to RGB, for example dent/00.png" in caplog.text
     assert "pixel format L" not in caplog.text
+
+
+def test_own_images_have_their_name_in_every_table(own):
+    listed = list_samples(own, "all", STRICT, "bolts")
+    samples = split_normals(check_images(listed, own, STRICT))
+    assert set(samples["dataset"]) == {"bolts"}
+    assert refuse_wrong_split(samples) is samples
+    assert set(make_general_runs(samples, 3, 1)["dataset"]) == {"bolts"}
+
+
+def test_another_folder_of_the_same_name_is_reported(own, tmp_path, caplog):
+    ingest(own, STRICT)
+    ingest(own, STRICT)
+    assert "are replaced" not in caplog.text
+    shutil.copytree(own.folder, tmp_path / "second" / "own")
+    ingest(replace(own, folder=tmp_path / "second" / "own"), STRICT)
+    assert f"were of {own.folder} before and are replaced; --params=name=" in caplog.text
 
 
 def save_deep(own: ImageLoader, scale: float, kind: type) -> None:

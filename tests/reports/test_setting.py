@@ -123,8 +123,16 @@ def test_outliers_in_the_last_bar_do_not_flatten_the_others():
     scores = results(["a"])[0]
     scores.loc[(scores["method"] == "MPFM") & (scores["label"] == 1), "score_g"] = 1e6
     panel = visible(figures.draw_score_histograms(scores))[1]
-    inner = [bar for patch in panel.patches for bar in patch.get_data().values[1:-1]]
-    assert panel.get_ylim()[1] == pytest.approx(1.1 * max(inner)) > 0
+    inner = [bar for patch in panel.patches for bar in patch.get_data().values[:-1]]
+    assert max(inner) > 0
+    assert panel.get_ylim()[1] == pytest.approx(1.1 * max(inner))
+
+
+def test_without_outliers_every_bar_is_shown_whole():
+    scores = results(["a"])[0]
+    scores["score_g"] = np.tile([0.0] * 15 + [1.0] * 15, len(scores) // 30)  # most are in the first and the last bar
+    panel = visible(figures.draw_score_histograms(scores))[1]
+    assert panel.get_ylim()[1] > max(bar for patch in panel.patches for bar in patch.get_data().values)
 
 
 def test_histogram_of_a_part_that_never_varies():

@@ -54,7 +54,7 @@ class Project:
             root / catalog[name]["filepath"]
             for name in ("production_model", "production.model_version", "prediction_log")
         )
-        dataset = str(parameters["dataset"])
+        dataset = str(parameters["name"])
         return cls(params, env, dataset, output_root, model, versions, log.with_name("to_learn"))
 
     def learn(self, label: str) -> list[str]:

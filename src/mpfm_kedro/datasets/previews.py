@@ -14,7 +14,8 @@ from PIL import Image, ImageOps
 
 BINS = 40
 PANEL = 457, 300  # kedro-viz stretches every image to a panel of this shape
-MARKUP = str.maketrans({mark: f"&#{ord(mark)};" for mark in "_*`~[]|"})
+# Its Markdown takes two underscores in a line for emphasis; a new line inside an empty tag keeps them apart.
+BREAK = '<wbr class="no\nemphasis">'
 
 
 def show_table(table: pd.DataFrame) -> TablePreview:
@@ -34,13 +35,20 @@ def show_image(image: Image.Image) -> ImagePreview:
 
 
 def show_text(text: str) -> HTMLPreview:
-    """A text as it is; kedro-viz would take its underscores and stars for Markdown."""
-    return HTMLPreview(f"<pre>{html.escape(text).translate(MARKUP)}</pre>")
+    """A text as it is; a line that begins with a tag is no heading, list or table of Markdown."""
+    lines = [f"<wbr>{_plain(html.escape(line))}" if line else "" for line in text.splitlines()]
+    return HTMLPreview(f"<pre>{chr(10).join(lines)}</pre>")
 
 
 def show_page(page: str) -> HTMLPreview:
-    """An HTML page; kedro-viz would show an empty line for each new line, and take underscores for Markdown."""
-    return HTMLPreview(page.replace("\n", " ").translate(MARKUP))
+    """An HTML page; kedro-viz would show an empty line for each new line."""
+    body = page.partition("<body>")[2] or page
+    return HTMLPreview(_plain(body.replace("\n", " ")))
+
+
+def _plain(text: str) -> str:
+    """A text in which underscores and stars mean themselves."""
+    return text.replace("_", f"_{BREAK}").replace("*", f"*{BREAK}")
 
 
 def _shorten(cell: Any) -> Any:

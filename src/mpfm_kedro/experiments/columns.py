@@ -6,7 +6,15 @@ anomalies. A trial is one method on one run; run names are unique within a setti
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 TRAINED, UNTRAINED = "MPFM", "MPFM, no anomaly known"
+
+
+def ours(methods: Iterable[str]) -> str:
+    """The name of MPFM among these methods: untrained, where there was no anomaly to learn from."""
+    return TRAINED if TRAINED in set(methods) else UNTRAINED
+
 
 EXPERIMENT = ["dataset", "setting"]
 CELL = ["dataset", "category", "setting", "known_class", "n_anomalies"]

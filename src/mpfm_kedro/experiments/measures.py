@@ -75,8 +75,10 @@ def summarise(run_metrics: pd.DataFrame) -> pd.DataFrame:
     of that mean. Methods keep their order.
     """
     by = [*EXPERIMENT, "method", "n_anomalies"]
+    values = ["auc", "ap", *_present(PIXEL_MEASURES, run_metrics)]
+    run_metrics = as_numbers(run_metrics, values)
     seconds = run_metrics.groupby(by)["seconds"].mean().reset_index()
-    found = over_seeds(run_metrics, "auc", "ap", *_present(PIXEL_MEASURES, run_metrics))
+    found = over_seeds(run_metrics, *values)
     return found.merge(seconds, on=by, how="left")[SUMMARY + _present(PIXEL_SUMMARY, found)]
 
 
@@ -125,9 +127,13 @@ def as_metrics(summary: pd.DataFrame) -> dict[str, Any]:
 
 
 def with_numbers(summary: pd.DataFrame) -> pd.DataFrame:
-    """The measures as numbers: an undefined one comes back from a CSV file as an empty text."""
-    names = MEASURES + _present(PIXEL_SUMMARY, summary)
-    return summary.assign(**{name: pd.to_numeric(summary[name]) for name in names})
+    """The measures of a summary as numbers."""
+    return as_numbers(summary, MEASURES + _present(PIXEL_SUMMARY, summary))
+
+
+def as_numbers(table: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+    """Some columns as numbers: an undefined one comes back from a CSV file as an empty text."""
+    return table.assign(**{name: pd.to_numeric(table[name]) for name in names})
 
 
 def over_seeds(run_metrics: pd.DataFrame, *values: str) -> pd.DataFrame:

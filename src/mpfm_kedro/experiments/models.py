@@ -9,7 +9,7 @@ import pandas as pd
 
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.experiments.cache import ArtefactFile
-from mpfm_kedro.experiments.columns import TRAINED
+from mpfm_kedro.experiments.columns import ours
 from mpfm_kedro.experiments.protocol import records
 
 
@@ -37,8 +37,9 @@ def sample_features(
     from mpfm_kedro.detectors.mpfm.reverse import compare_with_samples  # with torch, which is slow to import
 
     run = records(runs)[0]
-    names = {name: f"{run['run']}|{TRAINED}|{name}" for name in ("closed_form", "flow")}
     fitted = initial_models | models
+    method = ours(name.split("|")[1] for name in fitted)
+    names = {name: f"{run['run']}|{method}|{name}" for name in ("closed_form", "flow")}
     pieces = {name: fitted[full].load() for name, full in names.items() if full in fitted}
     rows = features.rows(run["train_normals"])
     return compare_with_samples(pieces, features.store.pooled[rows], run["seed"])
@@ -46,7 +47,8 @@ def sample_features(
 
 def _own(models: dict[str, ArtefactFile], piece: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Run and details of each of MPFM's pieces of this name."""
+    found = ours(name.split("|")[1] for name in models)
     for name, artefact in models.items():
         run, method, own = name.split("|")
-        if (method, own) == (TRAINED, piece):
+        if (method, own) == (found, piece):
             yield run, artefact.details

@@ -157,4 +157,4 @@ def _area_up_to(limit: float, rate: NDArray[np.float64], values: NDArray[np.floa
     """∫_0^limit values d rate / limit, linear between the points."""
     inside = rate <= limit
     at_limit = np.interp(limit, rate, values)
-    return float(np.trapezoid([*values[inside], at_limit], [*rate[inside], limit]) / limit)
+    return float(np.trapezoid(np.append(values[inside], at_limit), np.append(rate[inside], limit)) / limit)

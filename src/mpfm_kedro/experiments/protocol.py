@@ -36,7 +36,8 @@ def make_general_runs(
     """General setting: known anomalies drawn from all classes.
 
     All anomalies are shuffled with the run's seed; the first ten are the pool that the known ones come from. The
-    anomalies outside the pool are tested, so the test set is the same for every M up to ten.
+    anomalies outside the pool are tested, so the test set is the same for every M up to ten. Without anomalies, or with
+    a single one, M is 0: there are only normals to learn from.
 
     Args:
         samples: the sample table.
@@ -48,11 +49,12 @@ def make_general_runs(
     rows = []
     items = _items(samples) if group_split else None
     for category, part in _readable(samples).groupby("category"):
-        anomalies = _ids(part, "anomaly")
+        anomalies, name = _ids(part, "anomaly"), str(category) or str(part["dataset"].iloc[0])
         pools: dict[int, int] = {}  # by M; a pool that shrinks can make two of them one
         for wanted in _as_list(n_anomalies):
-            pool = _pool_size(len(anomalies), wanted, str(category) or str(part["dataset"].iloc[0]))
+            pool = _pool_size(len(anomalies), wanted, name)
             pools.setdefault(min(wanted, pool), pool)
+        _report_few(len(anomalies), max(pools.values()), name)
         for known, pool in pools.items():
             for seed in range(first_seed, first_seed + n_seeds):
                 shuffled = np.random.default_rng(seed).permutation(anomalies)
@@ -91,9 +93,7 @@ def make_hard_runs(
         for known in known_classes:
             own = _ids(part[part["defect_class"] == known], "anomaly")
             others = _ids(part[part["defect_class"] != known], "anomaly")
-            for wanted in _as_list(n_anomalies):
-                if wanted > len(own):
-                    raise InputError(f"Parameter 'n_anomalies' = {wanted}: class '{known}' of {name} has {len(own)}")
+            for wanted in _known_numbers(n_anomalies, len(own), f"class '{known}' of {name}"):
                 for seed in range(first_seed, first_seed + n_seeds):
                     pool = np.random.default_rng(seed).permutation(own)[: max(POOL, wanted)]
                     rows.append(_run(part, "hard", known, wanted, seed, pool, others, items))
@@ -118,6 +118,10 @@ def make_study_runs(
     group_split: bool = False,
 ) -> pd.DataFrame:
     """The runs of both settings; only general ones where there is no hard setting."""
+    if (_readable(samples)["split"] == "anomaly").sum() < 2:
+        raise InputError(
+            "A study compares methods on anomalies, of which there are fewer than two: use general_setting"
+        )
     rest = (n_anomalies, n_seeds, first_seed, group_split)
     tables = [make_general_runs(samples, *rest)]
     try:
@@ -206,17 +210,36 @@ def _as_list(value: int | list[int]) -> list[int]:
 
 def _pool_size(available: int, wanted: int, name: str) -> int:
     """Ten, or as many as are known; half of the anomalies where there are fewer than twice that."""
-    if available < 2:
-        raise InputError(f"{name} has {available} anomalies; two are needed, one to learn from, one to test")
-    if wanted > available:
-        raise InputError(f"Parameter 'n_anomalies' = {wanted}: {name} has {available} anomalies")
+    if wanted > max(POOL, available):
+        raise InputError(
+            f"Parameter 'n_anomalies' = {wanted}: {name} has {available} anomalies, of which half can be known and the "
+            f"others are tested; 1 to {max(POOL, available // 2)} are allowed"
+        )
     pool = max(POOL, wanted)
-    if available < 2 * pool:
-        pool = available // 2
+    return pool if available >= 2 * pool else available // 2
+
+
+def _report_few(available: int, pool: int, name: str) -> None:
+    if not available:
+        logger.warning("%s has no anomalies: MPFM learns from normals alone, and AUC and AP are undefined", name)
+    elif not pool:
+        logger.warning("%s has one anomaly, which is tested: MPFM learns from normals alone", name)
+    elif available < 2 * max(POOL, pool):
         logger.warning(
             "%s has only %d anomalies: the pool of known ones shrinks to %d, others are tested", name, available, pool
         )
-    return pool
+
+
+def _known_numbers(n_anomalies: Any, available: int, name: str) -> list[int]:
+    """The numbers M of known anomalies of one class; up to ten may be more than the class has."""
+    wanted = _as_list(n_anomalies)
+    if max(wanted) > max(POOL, available):
+        raise InputError(
+            f"Parameter 'n_anomalies' = {max(wanted)}: {name} has {available}; 1 to {max(POOL, available)} are allowed"
+        )
+    if max(wanted) > available:
+        logger.warning("%s has only %d anomalies, which are all known", name, available)
+    return list(dict.fromkeys(min(number, available) for number in wanted))
 
 
 def _known_classes(part: pd.DataFrame, known_class: str, name: str) -> list[str]:
@@ -274,7 +297,7 @@ def _of_other_items(
     taken = {items[sample] for sample in learned}
     kept = {kind: [sample for sample in samples if items[sample] not in taken] for kind, samples in tests.items()}
     for kind, remaining in kept.items():
-        if not remaining:
+        if tests[kind] and not remaining:
             raise InputError(
                 f"{name}: with ingestion.group_split no sample remains for {kind}: the items of all {len(tests[kind])} "
                 "are among the training normals or the pool of known anomalies"

@@ -76,10 +76,12 @@ class ScoreTask:
 
 
 def plan_trials(runs: pd.DataFrame, specifications: list[Specification]) -> pd.DataFrame:
-    """The trial table: one row per run and specification."""
+    """The trial table: one row per run and specification; a run without known anomalies has those that need none."""
     rows = []
     for run in records(runs):
         for one in specifications:
+            if not run["known_anomalies"] and any(piece.supervised for piece in one.pieces):
+                continue
             described = {"method": one.name, "kind": one.kind, "budget": one.budget, "note": one.note}
             rows.append({name: run[name] for name in RUN} | described | {"specification": one.model_dump_json()})
     return pd.DataFrame(rows, columns=TRIAL_COLUMNS)

@@ -126,6 +126,10 @@ class ImageLoader:
                 (pd.concat([others, usable], ignore_index=True) if len(others) else usable).to_parquet(partial)
         return table.set_index("path")[CHECKED].astype(KINDS)
 
+    def other_folders(self) -> list[str]:
+        """Folders other than this one of which the memory knows files."""
+        return sorted(set(self._known_files()["folder"]) - {str(self.folder)})
+
     def _known_files(self) -> pd.DataFrame:
         """What earlier runs found of usable files, within today's limit of pixels."""
         known = pd.DataFrame(columns=FILE + CHECKED).astype({"size": int, "modified": int})

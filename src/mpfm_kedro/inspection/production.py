@@ -24,7 +24,7 @@ from mpfm_kedro.inspection.heat_maps import find_limits
 from mpfm_kedro.inspection.model import FORMAT, Calibration, Gallery, Model
 from mpfm_kedro.inspection.thresholds import describe, miss_rate, promise
 from mpfm_kedro.provenance import code_revision, library_versions
-from mpfm_kedro.sources import get_source
+from mpfm_kedro.sources import SOURCES
 from mpfm_kedro.sources.repeats import joined_groups
 
 MOST_MAPS = 1000  # of unseen normals, that the scale of heat maps rests on
@@ -123,7 +123,7 @@ def describe_model(fitted: Fitted, evaluation: dict[str, Any], learned: list[dic
             "normals": len(run["train_normals"]),
             "anomalies": len(run["known_anomalies"]),
             "classes": {str(name): int(number) for name, number in known["defect_class"].value_counts().items()},
-            "licence": get_source(run["dataset"]).licence,
+            "licence": SOURCES[run["dataset"]].licence if run["dataset"] in SOURCES else "yours",
         },
         "parameters": {name: piece.details["parameters"] for name, piece in fitted.pieces.items()},
         "seed": run["seed"],

@@ -60,7 +60,15 @@ def _compose(name: str, planned: Pipeline, own: list[Pipeline]) -> Pipeline:
 
 def describe_origin(study: str, parameters: dict[str, Any], runs: pd.DataFrame, features: Features) -> str:
     """How a table was made: pipeline, date, revision and the parameters that users set most."""
-    named = ["dataset", "category", "known_class", "first_seed", "n_seeds", "backbone"]
+    named = [
+        "dataset",
+        *(["name"] if parameters["name"] != parameters["dataset"] else []),
+        "category",
+        "known_class",
+        "first_seed",
+        "n_seeds",
+        "backbone",
+    ]
     shown = {name: " + ".join(each) if isinstance(each := parameters[name], list) else each for name in named}
     values = ", ".join(f"{name}={value}" for name, value in shown.items())
     numbers = ", ".join(str(number) for number in sorted(runs["n_anomalies"].unique(), reverse=True))

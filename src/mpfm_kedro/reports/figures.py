@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from sklearn.metrics import roc_curve
 
-from mpfm_kedro.experiments.columns import PART_COLUMNS, TRAINED, UNTRAINED
+from mpfm_kedro.experiments.columns import PART_COLUMNS, TRAINED, UNTRAINED, ours
 
 NORMAL, ANOMALY = "#4878a8", "#c44e52"
 METHODS = {UNTRAINED: (NORMAL, "--"), TRAINED: (ANOMALY, "-")}
@@ -51,7 +51,7 @@ def roc_panels(scores: pd.DataFrame, run_metrics: pd.DataFrame) -> list[Panel]:
         def draw(axis: Axes) -> None:
             axis.plot([0, 1], [0, 1], color="0.8", lw=0.8)
             for method, (colour, line) in METHODS.items():
-                own = part[part["method"] == method]
+                own = part[(part["method"] == method) & part["auc"].notna()]
                 if len(own):
                     rates = np.stack([_true_positives(by_trial[run, method]) for run in own["run"]])
                     axis.fill_between(FALSE_POSITIVES, rates.min(0), rates.max(0), color=colour, alpha=0.2, lw=0)
@@ -74,18 +74,21 @@ def _true_positives(own: pd.DataFrame) -> np.ndarray:
 
 def score_panels(scores: pd.DataFrame) -> list[Panel]:
     """Fused score and its four parts, normals against anomalies, over all runs of the trained model."""
-    own = scores[scores["method"] == TRAINED]
+    own = scores[scores["method"] == ours(scores["method"])]
 
     def panel(column: str) -> Panel:
         def draw(axis: Axes) -> None:
             values = within_fences(own[column], own["label"] == 0)
             bins = np.histogram_bin_edges(values, bins=50)
+            first, last = int((own[column] < values).any()), int((own[column] > values).any())  # bars of outliers
             heights = []
             for label, name, colour in ((0, "normal", NORMAL), (1, "anomaly", ANOMALY)):
                 part = values[own["label"] == label]
+                if part.empty:
+                    continue
                 height = np.histogram(part, bins, density=True)[0]
                 axis.stairs(height, bins, fill=True, color=colour, alpha=0.6, label=name)
-                heights.append(height[1:-1].max())
+                heights.append(height[first : len(height) - last].max())
             axis.set(yticks=[], ylabel="share of images", ylim=(0, 1.1 * max(heights) or None))
             axis.legend(fontsize="small")
 

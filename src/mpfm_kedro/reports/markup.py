@@ -17,6 +17,7 @@ STYLE = (
     "table{border-collapse:collapse}td,th{padding:.2em .8em;text-align:left;white-space:nowrap}"
     "tr+tr td{border-top:1px solid #ddd}.wide{overflow-x:auto}img{max-width:100%;height:auto}"
     ".panels{display:grid;gap:1em;grid-template-columns:repeat(auto-fit,minmax(min(100%,26em),1fr))}"
+    ".thumbnails{display:flex;flex-wrap:wrap;gap:1em}figure{margin:0;max-width:14em;overflow-wrap:anywhere}"
     ".panels img{width:100%}dt{font-weight:bold}dd{margin:0 0 .5em 1em}summary{cursor:pointer}"
 )
 

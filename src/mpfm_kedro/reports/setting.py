@@ -11,6 +11,7 @@ from mpfm_kedro.experiments.measures import with_numbers
 from mpfm_kedro.reports.figures import Panel, loss_panels, roc_panels, sampled_panels, score_panels, usage_panels
 from mpfm_kedro.reports.layout import COVERS, plus_minus
 from mpfm_kedro.reports.markup import data_table, folded, gallery, glossary, page, paragraphs
+from mpfm_kedro.reports.mistakes import show_mistakes
 
 AUC = "Of a random anomaly and a random normal image, how often the anomaly scores higher: 1 is perfect, 0.5 is chance."
 TERMS = {
@@ -60,13 +61,17 @@ def write_report(
     without_repeats: pd.DataFrame | None = None,
     sampled_features: pd.DataFrame | None = None,
     differences: pd.DataFrame | None = None,
+    mistakes: pd.DataFrame | None = None,
+    operating_points: pd.DataFrame | None = None,
 ) -> str:
-    """One self-contained HTML page with the tables and figures."""
+    """One self-contained HTML page: numbers, mistakes as images, figures."""
     one = ["dataset"] if summary["category"].nunique() == 1 else []  # the title has it
     table = data_table(_shown(summary).drop(columns=one))
     parts = [*paragraphs(conclusions(differences, summary)), table, glossary(TERMS)]
     if without_repeats is not None and len(without_repeats):
         parts += [*paragraphs([_excluded(without_repeats)]), data_table(_shown(without_repeats))]
+    if mistakes is not None and operating_points is not None and len(mistakes):
+        parts += show_mistakes(mistakes, operating_points)
     parts += [
         _gallery("ROC curves", ROC, roc_panels(scores, run_metrics)),
         _gallery("Scores of the test images", SCORES, score_panels(scores)),

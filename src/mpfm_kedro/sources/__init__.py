@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import logging
 
+import pandas as pd
+
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.sources import (
     aitex,
@@ -27,6 +29,11 @@ SOURCES = {
     for module in (mvtec_ad, optical, sdd, aitex, elpv, mastcam, hyper_kvasir, brainmri, headct, folder, synthetic)
 }
 FORMER_NAMES = {"made": "synthetic"}
+
+
+def source_of(samples: pd.DataFrame) -> Source:
+    """The source of a sample table; own images carry the name of their folder."""
+    return SOURCES.get(str(samples["dataset"].iloc[0]), folder.SOURCE)
 
 
 def get_source(name: str) -> Source:

@@ -12,6 +12,7 @@ only normals to learn from.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,15 @@ def locate(root: Path) -> Path:
         return find_folder(root / "folder" if root.is_dir() else root, TITLE, ["good", "train"], OBTAIN)
     there = ", ".join(path.name for path in subfolders(root)) or "no folder"
     raise InputError(f"{TITLE}: data_root {root} has neither good/ nor train/good, but {there}; expected is {LAYOUTS}")
+
+
+def own_name(root: Path) -> str:
+    """What results of these images are called: as their folder, in characters that suit any path."""
+    try:
+        folder = locate(root)
+    except InputError:  # which will be said when the images are read
+        return "folder"
+    return re.sub(r"[^\w.-]+", "_", folder.resolve().name).strip("._-") or "folder"
 
 
 def list_samples(folder: Path) -> pd.DataFrame:

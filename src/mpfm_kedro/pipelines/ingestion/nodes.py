@@ -14,21 +14,30 @@ from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.ranges import find_range
 from mpfm_kedro.parameters import IngestionParameters
-from mpfm_kedro.sources import get_source
+from mpfm_kedro.sources import get_source, source_of
 from mpfm_kedro.sources.repeats import DROPPED, content, joined_groups
 from mpfm_kedro.sources.source import compare_counts
 
 logger = logging.getLogger(__name__)
 PLAIN_FORMATS = {"L", "RGB"}
+OWN = "folder"
 TEST_SHARE = 0.25
 MIN_TRAIN_NORMALS = 4
 NAMES_IN_A_LINE = 40
 
 
-def list_samples(images: ImageLoader, category: str, parameters: IngestionParameters) -> pd.DataFrame:
-    """List the samples of the dataset and compare their numbers with the published ones."""
+def list_samples(images: ImageLoader, category: str, parameters: IngestionParameters, name: str = OWN) -> pd.DataFrame:
+    """List the samples of the dataset and compare their numbers with the published ones; own images get a name."""
     source = get_source(images.dataset)
     samples = source.list_samples(images.folder)
+    if source.name == OWN:
+        samples = samples.assign(dataset=name)
+        if others := images.other_folders():
+            logger.warning(
+                "Results named '%s' were of %s before and are replaced; --params=name=… gives these another name",
+                name,
+                others[0],
+            )
     categories = sorted(samples["category"].unique())
     if category != "all":
         if category not in categories:
@@ -37,9 +46,9 @@ def list_samples(images: ImageLoader, category: str, parameters: IngestionParame
     if samples.empty:
         raise InputError(f"{source.title}: no image found in {images.folder}")
     if source.counts is not None:
-        for name, part in samples.groupby("category"):
-            problems = compare_counts(part, source.counts[str(name)])
-            title = f"{source.title} {name}".strip()
+        for one, part in samples.groupby("category"):
+            problems = compare_counts(part, source.counts[str(one)])
+            title = f"{source.title} {one}".strip()
             if problems and not parameters.allow_partial:
                 raise InputError(
                     f"{title}: in {images.folder} {'; '.join(problems)}. "
@@ -97,7 +106,7 @@ def split_normals(checked: pd.DataFrame, group_split: bool = False) -> pd.DataFr
     items (groups, joined where they share an image) are split as a whole, 3:1 by their number; the runs then test no
     item that they learn from.
     """
-    source = get_source(str(checked["dataset"].iloc[0]))
+    source = source_of(checked)
     samples = checked.copy()
     samples.loc[samples["label"] == 1, "split"] = "anomaly"
     undivided = samples[samples["split"] == ""].sort_values("sample_id")
@@ -181,7 +190,7 @@ def _refuse_too_few(samples: pd.DataFrame) -> None:
 
 def refuse_wrong_split(samples: pd.DataFrame) -> pd.DataFrame:
     """Catalog validator: the stored split is the one that the source declares, by image or by group."""
-    source = get_source(str(samples["dataset"].iloc[0]))
+    source = source_of(samples)
     for category, part in samples.groupby("category"):
         name = f"{source.title} {category}".strip()
         normals = part["split"][part["label"] == 0].value_counts()

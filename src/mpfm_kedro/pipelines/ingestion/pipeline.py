@@ -13,7 +13,7 @@ def create_pipeline(**_: object) -> Pipeline:
         [
             node(
                 list_samples,
-                ["images", "params:category", "params:ingestion"],
+                ["images", "params:category", "params:ingestion", "params:name"],
                 "listed_samples",
                 name="list_samples",
             ),

@@ -1,0 +1,87 @@
+"""What does a missed defect teach? AUC on one class of defects before and after some of it were learned.
+
+    python benchmarks/learning.py elpv        # after kedro run --pipelines=features --params=dataset=elpv
+
+Ten known anomalies of one class (the hard setting), then one and five images of another class are learned, as
+`kedro run --pipelines=learn` does. Tested are the images of that other class that were never learned.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+import pandas as pd
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
+
+from mpfm_kedro.configuration import project_root
+from mpfm_kedro.experiments.protocol import make_hard_runs, records
+from mpfm_kedro.experiments.specifications import Ours
+from mpfm_kedro.experiments.trials import fit_pieces, plan_trials, read_trials, score_trials
+from mpfm_kedro.parameters import check_parameters
+
+LEARNED = (0, 1, 5)
+
+
+def main() -> None:
+    """Fit, score, print a table in Markdown."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("dataset")
+    arguments.add_argument("--seeds", type=int, default=5)
+    arguments.add_argument("--processes", type=int, default=0)
+    given = arguments.parse_args()
+    bootstrap_project(project_root())
+    with KedroSession.create(project_root(), runtime_params={"dataset": given.dataset}) as session:
+        context = session.load_context()
+        parameters = check_parameters(context.config_loader["parameters"])
+        samples, features, cache = (context.catalog.load(name) for name in ("samples", "features", "model_cache"))
+    compute = parameters.compute.model_copy(update={"processes": given.processes})
+    ours = Ours(parameters.prototypes, parameters.repairs, parameters.training, parameters.backbone)
+    runs = plan_runs(samples, given.seeds)
+    trials = read_trials(plan_trials(runs, [ours()]), runs)
+    initial = fit_pieces(trials, features, cache, None, "Prototypes", "cpu", compute)
+    models = initial | fit_pieces(trials, features, cache, initial, "Training", "cpu", compute)
+    scores, _ = score_trials(trials, features, models, cache, "cpu", compute)
+    print(as_markdown(scores))
+
+
+def plan_runs(samples: pd.DataFrame, n_seeds: int) -> pd.DataFrame:
+    """Runs of the hard setting that learn more and more of one other class, all tested on the rest of that class."""
+    classes = samples.set_index("sample_id")["defect_class"]
+    planned = []
+    for run in records(make_hard_runs(samples, "all", 10, n_seeds)):
+        tested = np.array(run["test_anomalies"])
+        for missed in sorted(set(classes[tested])):
+            own = np.random.default_rng(run["seed"]).permutation(tested[classes[tested] == missed])
+            for number in LEARNED:
+                name = f"{run['known_class']}, then {missed}"
+                learned = [*run["known_anomalies"], *own[:number]]
+                changes = {"run": f"{run['run']}-{missed}-{number}", "known_class": name, "n_anomalies": number}
+                planned.append(
+                    run | changes | {"known_anomalies": learned, "test_anomalies": sorted(own[max(LEARNED) :])}
+                )
+    return pd.DataFrame(planned)
+
+
+def as_markdown(scores: pd.DataFrame) -> str:
+    """AUC by class and number of learned images, mean and standard deviation over seeds."""
+    from mpfm_kedro.experiments.measures import measures
+
+    rows = [
+        {"known": known, "seed": seed, "number": number, **measures(part)}
+        for (known, seed, number), part in scores.groupby(["known_class", "seed", "n_anomalies"])
+    ]
+    table = pd.DataFrame(rows)
+    lines = [
+        "| ten known of, missed class | " + " | ".join(f"{n} learned" for n in LEARNED) + " |",
+        "|---|---|---|---|",
+    ]
+    for known, own in table.groupby("known"):
+        shown = [own[own["number"] == number]["auc"] for number in LEARNED]
+        lines.append(f"| {known} | " + " | ".join(f"{auc.mean():.3f} ± {auc.std():.3f}" for auc in shown) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

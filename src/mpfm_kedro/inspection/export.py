@@ -1,0 +1,169 @@
+"""Export: a production model as one ONNX file, from pixels to score and heat map, for use without torch.
+
+    model.onnx  pixels: bytes (batch, height, width, 3), RGB of any size
+                → score (batch,), heat_map (batch, h, w), parts (batch, 4), mode (batch,)
+    card.json   the card of the model, with its thresholds
+
+The file is compared with the inspector over real images. Where a decision would be another one, nothing is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from PIL import Image
+
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.inspection.inspector import Inspector, Prediction
+from mpfm_kedro.inspection.model import CARD, Model, model_digest, replace_folder
+from mpfm_kedro.inspection.network import DetectorNetwork, Inspected
+from mpfm_kedro.inspection.thresholds import decide
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+NETWORK = "model.onnx"
+PIXELS = "pixels"
+OPSET = 18
+AT_ONCE = 8  # images of one size
+NEEDED = ("onnx", "onnxscript", "onnxruntime")
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How an exported network differs from the inspector.
+
+    Args:
+        images: how many were compared.
+        score: the largest difference of a score.
+        heat_map: likewise of a value of a heat map.
+        margin: the least distance of a score from a threshold.
+        flips: images about which the decisions differ.
+    """
+
+    images: int
+    score: float
+    heat_map: float
+    margin: float
+    flips: tuple[str, ...]
+
+
+def export_model(model: Model, images: Iterable[tuple[str, Image.Image]], folder: Path) -> Parity:
+    """Write the network and the card of a model to a folder in one step.
+
+    Args:
+        model: of a model folder.
+        images: names and images (RGB) to compare the network and the inspector on.
+        folder: takes the files; an earlier export in it is replaced.
+
+    Raises:
+        InputError: A package is missing, there is no image, or a decision differs; the folder is as it was.
+    """
+    check_packages()
+    partial = folder.with_name(f".{os.getpid()}.{folder.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        write_network(DetectorNetwork(model), partial / NETWORK, model_digest(model.card))
+        parity = measure_parity(Inspector(model, "cpu"), open_network(partial / NETWORK), images)
+        if parity.flips:
+            raise InputError(f"The export is refused: {describe(parity)}")
+        digest = hashlib.sha256((partial / NETWORK).read_bytes()).hexdigest()
+        card = model.card | {"export": {"file": NETWORK, "sha256": digest, "parity": asdict(parity)}}
+        (partial / CARD).write_text(json.dumps(card, indent=1, ensure_ascii=False), encoding="utf-8")
+        replace_folder(partial, folder)
+    except OSError as error:
+        raise InputError(f"Cannot write the export {folder}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return parity
+
+
+def check_packages() -> None:
+    """Refuse to begin where a package is missing."""
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        raise InputError(f"Export needs the packages {', '.join(missing)}: pip install '.[export]' installs them")
+
+
+def write_network(network: DetectorNetwork, file: Path, digest: str) -> None:
+    """Write a network as ONNX; batch and size of the images stay open."""
+    dynamic = torch.export.Dim.DYNAMIC
+    example = torch.zeros(2, 37, 41, 3, dtype=torch.uint8)
+    with warnings.catch_warnings(), torch.inference_mode(False):
+        warnings.simplefilter("ignore")  # about what torch will do otherwise one day
+        graph = torch.export.export(
+            network, (example,), dynamic_shapes=({0: dynamic, 1: dynamic, 2: dynamic},), strict=True
+        )
+        names = {"input_names": [PIXELS], "output_names": list(Inspected._fields)}
+        program = torch.onnx.export(graph, opset_version=OPSET, verbose=False, **names)
+    assert program is not None
+    program.model.metadata_props["model"] = digest
+    program.save(file, external_data=False)
+
+
+def open_network(file: Path) -> InferenceSession:
+    """The network of a file, on the CPU."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+
+def measure_parity(
+    inspector: Inspector, network: InferenceSession, images: Iterable[tuple[str, Image.Image]]
+) -> Parity:
+    """Compare a network with the inspector, image by image."""
+    promised = inspector.promise
+    scores, heat_maps, margins, flips = [0.0], [0.0], [np.inf], []
+    count = 0
+    for names, batch in _batches(images):
+        exported = Inspected(*network.run(None, {PIXELS: np.stack([np.asarray(image) for image in batch])}))
+        expected: list[Prediction] = inspector.predict_prepared([inspector.prepare(image) for image in batch])
+        score = np.array([own.score for own in expected])
+        limits = [limit for limit in (promised.defective, promised.good) if limit is not None]
+        scores.append(float(np.abs(exported.score - score).max()))
+        heat_maps.append(float(np.abs(exported.heat_map - [own.heat_map for own in expected]).max()))
+        margins += [float(np.abs(score - limit).min()) for limit in limits]
+        differs = decide(exported.score, promised) != [own.decision for own in expected]
+        flips += [name for name, other in zip(names, differs, strict=True) if other]
+        count += len(batch)
+    if not count:
+        raise InputError("Export needs at least one image to compare on: name some, --params=images=PATH")
+    return Parity(count, max(scores), max(heat_maps), min(margins), tuple(flips))
+
+
+def describe(parity: Parity) -> str:
+    """The comparison, in sentences for people."""
+    shown = ", ".join(parity.flips[:5]) + (" …" if len(parity.flips) > 5 else "")
+    flips = f"{len(parity.flips)} decisions differ ({shown})" if parity.flips else "no decision differs"
+    return (
+        f"torch and onnxruntime were compared on {parity.images} images: {flips}. The largest difference of a score is "
+        f"{parity.score:.1e}, the score nearest to a threshold is {parity.margin:.1e} from it; the largest difference "
+        f"of a heat map (0 to 1) is {parity.heat_map:.1e}."
+    )
+
+
+def _batches(images: Iterable[tuple[str, Image.Image]]) -> Iterator[tuple[list[str], list[Image.Image]]]:
+    """Images that follow each other and have one size, some at once."""
+    names: list[str] = []
+    batch: list[Image.Image] = []
+    for name, image in images:
+        if batch and (len(batch) == AT_ONCE or image.size != batch[0].size):
+            yield names, batch
+            names, batch = [], []
+        names.append(name)
+        batch.append(image)
+    if batch:
+        yield names, batch

@@ -1,0 +1,55 @@
+"""A production model as one ONNX file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from PIL import Image
+
+from mpfm_kedro.images.loading import ImageLoader
+from mpfm_kedro.inspection.model import Model
+
+IMAGES = 64  # that torch and the exported network are compared on
+
+
+def export_network(images: Any, model: Model, samples: pd.DataFrame, loader: ImageLoader, folder: Path) -> str:
+    """Write the file, unless a decision about an image would be another one; returns what to say.
+
+    Args:
+        images: a path of images to compare on; None for those that the model has learned from.
+        model: the production model.
+        samples: what it has learned from.
+        loader: of these.
+        folder: takes the file.
+    """
+    from mpfm_kedro.inspection.export import NETWORK, describe, export_model  # with torch, which is slow to import
+
+    chosen = read_samples(samples, loader) if images is None else read_files(images, model.card["pixel_range"])
+    parity = export_model(model, chosen, folder)
+    return f"{folder / NETWORK} is written. {describe(parity)}\nThresholds are in card.json beside it."
+
+
+def read_samples(samples: pd.DataFrame, loader: ImageLoader) -> Iterator[tuple[str, Image.Image]]:
+    """As many normals as anomalies from all over the table, those of one size together."""
+    halves = [_evenly(own, IMAGES // 2) for _, own in samples.groupby("label").groups.items()]
+    chosen = samples.loc[[place for half in halves for place in half]].sort_values(["height", "width"], kind="stable")
+    for row in chosen.itertuples():
+        yield str(row.sample_id), loader.read(str(row.path), str(row.crop), str(row.pixel_range))
+
+
+def read_files(images: str, pixel_range: str) -> Iterator[tuple[str, Image.Image]]:
+    """Images from all over those that a path names."""
+    from mpfm_kedro.inspection.inspector import read_image
+    from mpfm_kedro.inspection.predictions import find_images
+
+    for file in _evenly(find_images(images), IMAGES):
+        yield str(file), read_image(file, pixel_range)
+
+
+def _evenly(values: Sequence[Any], number: int) -> list[Any]:
+    places = np.linspace(0, len(values) - 1, min(len(values), number)).round().astype(int)
+    return [values[place] for place in places]

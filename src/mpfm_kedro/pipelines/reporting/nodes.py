@@ -1,0 +1,45 @@
+"""What a report shows besides numbers."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from mpfm_kedro.backbones.features import Features
+from mpfm_kedro.experiments.cache import ArtefactFile
+from mpfm_kedro.experiments.columns import TRAINED
+from mpfm_kedro.experiments.trials import pieces_of, read_trials
+from mpfm_kedro.images.loading import ImageLoader
+from mpfm_kedro.parallel import torch_device
+from mpfm_kedro.parameters import InspectionParameters
+
+MOST_CELLS = 8
+
+
+def show_mistakes(
+    runs: pd.DataFrame,
+    trials: pd.DataFrame,
+    scores: pd.DataFrame,
+    features: Features,
+    samples: pd.DataFrame,
+    images: ImageLoader,
+    initial_models: dict[str, ArtefactFile],
+    models: dict[str, ArtefactFile],
+    inspection: InspectionParameters,
+    device: str,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Of the first seed's MPFM in each cell: misses and false alarms as images, precision and recall at a threshold."""
+    from mpfm_kedro.inspection.mistakes import COLUMNS, POINTS, find_mistakes  # with torch, which is slow to import
+
+    ours = trials[trials["method"] == TRAINED]
+    first = ours.drop_duplicates(["category", "known_class", "n_anomalies"]).head(MOST_CELLS)
+    tables, points = [pd.DataFrame(columns=COLUMNS)], []
+    for trial in read_trials(first, runs):
+        pieces = {name: file.load() for name, file in pieces_of(trial, initial_models | models).items()}
+        own = scores[(scores["run"] == trial.run["run"]) & (scores["method"] == TRAINED)]
+        rate, confidence = inspection.false_alarm_rate, inspection.confidence
+        table, point = find_mistakes(
+            trial.run, pieces, own, features, samples, images.read, rate, confidence, torch_device(device)
+        )
+        tables.append(table)
+        points.append(point)
+    return pd.concat(tables[1:] or tables, ignore_index=True), pd.DataFrame(points, columns=POINTS)

@@ -1,0 +1,113 @@
+"""A user's own folder of images, from the raw files to the report, in the test environment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
+from PIL import Image
+
+from mpfm_kedro.cli import cli
+from mpfm_kedro.errors import InputError
+
+PROJECT = Path(__file__).parents[1]
+
+
+def draw(folder: Path, number: int, defect: bool, depth: str = "eight") -> None:
+    """Stripes with noise, and a bright block as the defect; of eight bits, or of twelve in a PNG of sixteen."""
+    rng = np.random.default_rng([number, defect])
+    pixels = np.clip(120 + 40 * np.sin(np.arange(64) / 3) + rng.normal(0, 12, (64, 64)), 0, 220)
+    if defect:
+        top, left = rng.integers(0, 48, 2)
+        pixels[top : top + 16, left : left + 16] = 255
+    eight = np.rint(pixels).astype(np.uint8)
+    folder.mkdir(parents=True, exist_ok=True)
+    values = eight if depth == "eight" else np.rint(eight / 255 * 4095).astype(np.uint16)
+    Image.fromarray(values).save(folder / f"{number:02}.png")
+
+
+def make(folder: Path, normals: int = 16, defects: int = 6, depth: str = "eight") -> Path:
+    for number in range(normals):
+        draw(folder / "good", number, False, depth)
+    for number in range(defects):
+        draw(folder / "dent" / "batch", number, True, depth)
+    return folder
+
+
+def run(tmp_path: Path, folder: Path, **parameters: Any) -> Path:
+    bootstrap_project(PROJECT)
+    own = {"dataset": "folder", "data_root": str(folder), "output_root": str(tmp_path / "out"), "n_seeds": 1}
+    with KedroSession.create(PROJECT, env="test", runtime_params=own | parameters) as session:
+        session.run(pipeline_names=["general_setting"])
+    return tmp_path / "out"
+
+
+def scores(out: Path, name: str) -> pd.DataFrame:
+    table = pd.read_parquet(out / "07_model_output" / name / "general" / "scores.parquet")
+    return table.drop(columns="dataset")
+
+
+def test_deep_images_and_eight_bits_give_the_same_scores_under_names_of_their_own(tmp_path):
+    found = {}
+    for depth, pixel_range in (("eight", ""), ("twelve", "0..4095")):
+        out = run(tmp_path, make(tmp_path / f"parts {depth}", depth=depth), features={"cutmix_views": 0})
+        found[depth] = scores(out, f"parts_{depth}")
+        samples = pd.read_parquet(out / "02_intermediate" / f"parts_{depth}" / "samples.parquet")
+        assert set(samples["pixel_range"]) == {pixel_range}
+        summary = pd.read_csv(out / "08_reporting" / f"parts_{depth}" / "general" / "summary.csv")
+        assert set(summary["dataset"]) == {f"parts_{depth}"}
+        assert set(summary["n_anomalies"]) == {3}
+    pd.testing.assert_frame_equal(found["twelve"], found["eight"])
+    names = {"parts_eight", "parts_twelve"}
+    for layer in ("02_intermediate", "06_models", "08_reporting", "versions"):
+        assert {path.name for path in (out / layer).iterdir()} >= names
+    listed = CliRunner().invoke(cli, ["versions", "list", "--output-root", str(out)]).output
+    assert all(name in listed for name in names)
+    version = next((out / "versions/parts_twelve/general/models").iterdir()).name
+    used = CliRunner().invoke(
+        cli, ["versions", "use", "parts_twelve", "general", version, "--output-root", str(out), "--env", "test"]
+    )
+    assert used.exit_code == 0, used.output
+    assert "--params=dataset=folder,name=parts_twelve," in used.output
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_good_images_alone_give_the_closed_form(tmp_path):
+    out = run(tmp_path, make(tmp_path / "good_only", defects=0), n_anomalies=10)
+    reporting = out / "08_reporting/good_only/general"
+    summary = pd.read_csv(reporting / "summary.csv", keep_default_na=False)
+    assert summary["method"].tolist() == ["MPFM, no anomaly known"]
+    assert summary["n_anomalies"].tolist() == [0]
+    assert summary["auc_mean"].tolist() == [""]
+    assert json.loads((reporting / "metrics.json").read_text()) == {"MPFM, no anomaly known": {"M0": {}}}
+    assert len(pd.read_csv(reporting / "modes.csv")) > 0
+    assert "undefined" in (reporting / "report.html").read_text()
+    assert scores(out, "good_only")["score"].notna().all()
+    assert json.loads((out / "06_models/good_only/general/initial_models/index.json").read_text())
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_single_defect_is_tested(tmp_path):
+    out = run(tmp_path, make(tmp_path / "one", defects=1))
+    assert scores(out, "one")["label"].sum() == 1
+    summary = pd.read_csv(out / "08_reporting/one/general/summary.csv")
+    assert summary["auc_mean"].between(0, 1).all()
+
+
+def test_name_of_a_published_dataset_is_refused(tmp_path):
+    with pytest.raises(InputError, match="'name' = 'elpv'"):
+        run(tmp_path, make(tmp_path / "parts"), name="elpv")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".hidden", "two words"])
+def test_name_that_is_no_folder_name_is_refused(name, tmp_path):
+    with pytest.raises(InputError, match="name of letters"):
+        run(tmp_path, tmp_path, name=name)
