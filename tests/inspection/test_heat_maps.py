@@ -11,14 +11,14 @@ from hypothesis.extra import numpy as arrays
 from PIL import Image
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.inspection.heat_maps import colours, find_limits, find_regions, overlay, scale
+from mpfm_kedro.inspection.heat_maps import USUAL, colours, find_limits, find_regions, overlay, scale
 
 
 def test_normals_set_the_scale():
     normals = np.linspace(0, 1000, 100_001)
     low, high = find_limits(normals.reshape(1, 1, -1))
-    assert (low, high) == pytest.approx((500, 999))
-    assert scale([0, 500, 749.5, 999, 5000], low, high) == pytest.approx([0, 0, 0.5, 1, 1])
+    assert (low, high) == pytest.approx((500, 1498))
+    assert scale([0, 500, 999, 1498, 5000], low, high) == pytest.approx([0, 0, USUAL, 1, 1])
 
 
 def test_regions_are_boxes_in_pixels_the_largest_first():

@@ -18,7 +18,8 @@ from scipy.ndimage import find_objects, label
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.position_maps import Floats, resize
 
-LOW, HIGH = 50.0, 99.9  # percentiles of the normals' values that become 0 and 1
+LOW, HIGH = 50.0, 99.9  # percentiles of the normals' values that become 0 and USUAL
+USUAL = 0.5  # above it hardly a position of a normal is found; the rest of the scale is for defects
 OPACITY = 0.7  # of the colour of 1
 # matplotlib's inferno at every 17th of its 256 colours. Its lightness grows evenly, so that it can be read with any
 # colour vision, and in grey; it has no green or grey middle that is lost on grey images, as viridis and cividis have.
@@ -43,12 +44,15 @@ class Region:
 
 
 def find_limits(normals: ArrayLike) -> tuple[float, float]:
-    """The values that become 0 and 1: the 50th and the 99.9th percentile of unseen normals' smoothed maps."""
+    """The values that become 0 and 1, from unseen normals' smoothed maps.
+
+    Their median becomes 0 and their 99.9th percentile a half: faint and strong defects differ in colour.
+    """
     values = np.asarray(normals)
     if not values.size:
         raise InputError("The scale of heat maps needs the map of at least one unseen normal")
     low, high = np.percentile(values, [LOW, HIGH])
-    return float(low), float(high)
+    return float(low), float(low + (high - low) / USUAL)
 
 
 def scale(values: ArrayLike, low: float, high: float) -> Floats:

@@ -26,14 +26,13 @@ from mpfm_kedro.detectors.mpfm.detector import FittedMPFM, load
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.decoding import Pixels, UnusableImageError, decode, to_rgb
 from mpfm_kedro.images.position_maps import smooth_maps
-from mpfm_kedro.inspection.heat_maps import Region, find_regions, overlay, scale
+from mpfm_kedro.inspection.heat_maps import USUAL, Region, find_regions, overlay, scale
 from mpfm_kedro.inspection.model import Model, load_model
 from mpfm_kedro.inspection.thresholds import Promise, decide, item_scores, p_values, promise
 from mpfm_kedro.parallel import torch_device
 
 MAX_PIXELS = 100_000_000
 BATCH = 32
-LEVEL = 0.99  # of a heat map; what is above it is a region
 NEAREST = 4
 
 ImageLike = str | Path | np.ndarray | Image.Image
@@ -173,7 +172,7 @@ class Inspector:
                 parts=dict(zip(PARTS, scores.parts[i].tolist(), strict=True)),
                 shares=dict(zip(PARTS, shares[i].tolist(), strict=True)),
                 heat_map=heat[i],
-                regions=find_regions(heat[i], LEVEL, own.size),
+                regions=find_regions(heat[i], USUAL, own.size),
                 size=own.size,
                 z=z[i],
             )
