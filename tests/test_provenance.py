@@ -96,7 +96,7 @@ def test_libraries_that_decide_numbers_are_named():
     [
         ("images/views.py", "JITTER = 0.1", "JITTER = 0.2", {"features"}),
         ("detectors/mpfm/trainer.py", "[:256]", "[:128]", {"training"}),
-        ("reports/figures.py", "false positive rate", "false alarms", {"reporting"}),
+        ("reports/figures.py", "false alarms among", "alarms among", {"reporting"}),
         ("cli.py", "no version", "none", set()),
     ],
 )

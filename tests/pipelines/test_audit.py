@@ -311,4 +311,4 @@ def test_pipelines_write_tables_and_sheets(tmp_path):
     for name in ("contact_sheet", "duplicate_sheet"):
         with Image.open(reports / "raw" / f"{name}.png") as sheet:
             assert min(sheet.size) > 100
-    assert "8 of -" in (reports / "datasets.txt").read_text()
+    assert "8 normal and 2 anomalous images" in (reports / "datasets.txt").read_text()
