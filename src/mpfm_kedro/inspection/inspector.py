@@ -108,6 +108,10 @@ class Inspector:
             for spec, weights in zip(self._specs, model.backbones, strict=True)
         ]
         self._detector = load(model.detector, self.device)
+        gallery = model.gallery
+        self._squares = np.square(gallery.z).sum(1)
+        self._shown = list(gallery.table[["sample_id", "defect_class", "thumbnail"]].itertuples(index=False, name=None))
+        self._normal = np.array([defect_class == "" for _, defect_class, _ in self._shown], dtype=bool)
         self.normal_scores = item_scores(model.calibration.normal_scores, model.calibration.normal_items)
         stated = self.card["promise"]
         self.promise = self.promised(stated["rate"], stated["confidence"])
@@ -185,15 +189,13 @@ class Inspector:
 
     def explain(self, prediction: Prediction, nearest: int = NEAREST) -> tuple[list[Likeness], list[Likeness]]:
         """The nearest normals and the nearest known anomaly of the model's gallery, by the distance of z."""
-        gallery = self.model.gallery
-        distance = np.linalg.norm(gallery.z - prediction.z, axis=1) / np.sqrt(gallery.z.shape[1])
-        order = np.argsort(distance, kind="stable")
-        normal = (gallery.table["defect_class"] == "").to_numpy()
+        z = self.model.gallery.z
+        order = np.argsort(self._squares - 2 * z @ prediction.z, kind="stable")  # ‖g − z‖² but for ‖z‖²
         found = []
-        for own, number in ((order[normal[order]], nearest), (order[~normal[order]], 1)):
-            columns = (gallery.table[name].iloc[own[:number]] for name in ("sample_id", "defect_class", "thumbnail"))
-            rows = zip(*columns, distance[own[:number]].tolist(), strict=True)
-            found.append([Likeness(*row) for row in rows])
+        for own, number in ((order[self._normal[order]], nearest), (order[~self._normal[order]], 1)):
+            distance = np.linalg.norm(z[own[:number]] - prediction.z, axis=1) / np.sqrt(z.shape[1])
+            pairs = zip(own[:number].tolist(), distance.tolist(), strict=True)
+            found.append([Likeness(*self._shown[place], far) for place, far in pairs])
         return found[0], found[1]
 
     @property
