@@ -110,7 +110,8 @@ class Inspector:
         self._detector = load(model.detector, self.device)
         gallery = model.gallery
         self._squares = np.square(gallery.z).sum(1)
-        self._shown = list(gallery.table[["sample_id", "defect_class", "thumbnail"]].itertuples(index=False, name=None))
+        columns = (gallery.table[name].tolist() for name in ("sample_id", "defect_class", "thumbnail"))
+        self._shown: list[tuple[str, str, bytes]] = list(zip(*columns, strict=True))
         self._normal = np.array([defect_class == "" for _, defect_class, _ in self._shown], dtype=bool)
         self.normal_scores = item_scores(model.calibration.normal_scores, model.calibration.normal_items)
         stated = self.card["promise"]
