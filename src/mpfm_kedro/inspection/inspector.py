@@ -196,8 +196,12 @@ class Inspector:
         for own, number in ((order[self._normal[order]], nearest), (order[~self._normal[order]], 1)):
             distance = np.linalg.norm(z[own[:number]] - prediction.z, axis=1) / np.sqrt(z.shape[1])
             pairs = zip(own[:number].tolist(), distance.tolist(), strict=True)
-            found.append([Likeness(*self._shown[place], far) for place, far in pairs])
+            found.append([self._likeness(place, far) for place, far in pairs])
         return found[0], found[1]
+
+    def _likeness(self, place: int, distance: float) -> Likeness:
+        sample_id, defect_class, thumbnail = self._shown[place]
+        return Likeness(sample_id, defect_class, thumbnail, distance)
 
     @property
     def _first(self) -> FittedMPFM:
