@@ -111,8 +111,9 @@ class Inspector:
         self._detector = load(model.detector, self.device)
         gallery = model.gallery
         self._squares = np.square(gallery.z).sum(1)
-        self._shown = list(gallery.table[["sample_id", "defect_class", "thumbnail"]].itertuples(index=False, name=None))
-        self._normal = np.array([defect_class == "" for _, defect_class, _ in self._shown], dtype=bool)
+        columns = (gallery.table[name].tolist() for name in ("sample_id", "defect_class", "thumbnail"))
+        self._shown = [Likeness(*row) for row in zip(*columns, [0.0] * len(gallery.z), strict=True)]
+        self._normal = np.array([own.defect_class == "" for own in self._shown], dtype=bool)
         self.normal_scores = item_scores(model.calibration.normal_scores, model.calibration.normal_items)
         stated = self.card["promise"]
         self.promise = self.promised(stated["rate"], stated["confidence"])
@@ -196,7 +197,7 @@ class Inspector:
         for own, number in ((order[self._normal[order]], nearest), (order[~self._normal[order]], 1)):
             distance = np.linalg.norm(z[own[:number]] - prediction.z, axis=1) / np.sqrt(z.shape[1])
             pairs = zip(own[:number].tolist(), distance.tolist(), strict=True)
-            found.append([Likeness(*self._shown[place], far) for place, far in pairs])
+            found.append([replace(self._shown[place], distance=far) for place, far in pairs])
         return found[0], found[1]
 
     @property
