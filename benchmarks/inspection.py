@@ -80,12 +80,12 @@ def one_and_many(model: Model, images: list[np.ndarray], folder: Path) -> dict[s
     torch.onnx.export(
         bare, (example,), folder / "bare.onnx", dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), verbose=False
     )
-    exported, bare_exported = open_network(folder / "model.onnx"), open_network(folder / "bare.onnx")
-    if threads := torch.get_num_threads():
-        print(f"torch {torch.__version__}, {threads} threads; onnxruntime {onnxruntime.__version__}")
+    threads = torch.get_num_threads()
+    exported, bare_exported = (open_network(folder / f"{name}.onnx", threads) for name in ("model", "bare"))
+    print(f"torch {torch.__version__}, onnxruntime {onnxruntime.__version__}, {threads} threads")
     name = bare_exported.get_inputs()[0].name
     found = {}
-    for count, repeats in ((1, 20), (len(images), 3)):
+    for count, repeats in ((1, 30), (len(images), 5)):
         prepared = [inspector.prepare(image) for image in images[:count]]
         pixels, ready = np.stack(images[:count]), torch.stack([own.pixels[0] for own in prepared])
         with torch.inference_mode():

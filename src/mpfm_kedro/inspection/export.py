@@ -112,12 +112,13 @@ def write_network(network: DetectorNetwork, file: Path, digest: str) -> None:
     program.save(file, external_data=False)
 
 
-def open_network(file: Path) -> InferenceSession:
-    """The network of a file, on the CPU."""
+def open_network(file: Path, threads: int = 0) -> InferenceSession:
+    """The network of a file, on so many threads of the CPU; 0 for all."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
+    options.intra_op_num_threads = threads
     return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
 
