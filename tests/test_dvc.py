@@ -135,7 +135,7 @@ def test_comments_docstrings_and_log_lines_recompute_nothing(repository: Path):
 
 
 def test_changed_plot_redraws_only(repository: Path):
-    replace(repository / "src/mpfm_kedro/reports/figures.py", "true positive rate", "found anomalies")
+    replace(repository / "src/mpfm_kedro/reports/figures.py", "anomalies found", "found anomalies")
     assert repro(repository) == {"code"} | each("reporting")
 
 
