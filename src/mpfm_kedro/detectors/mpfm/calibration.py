@@ -24,7 +24,7 @@ SIGNS = np.array([1.0, 1.0, 1.0, -1.0])
 LEARNED = np.array([False, True, False, True])
 MIN_NORMALS_OF_A_MODE = 8
 PRIOR_SPREAD = 1.0
-PRIOR = np.array([1.0, 1.0, 1.5, 1.0])  # the weights before any evidence; those of learned scores times M / (M + 3)
+PRIOR = np.array([0.5, 1.0, 1.5, 1.0])  # the weights before any evidence; those of learned scores times M / (M + 3)
 ANOMALIES_OF_THE_PRIOR = 3.0
 
 
