@@ -8,35 +8,22 @@ Ten known anomalies of one class (the hard setting), then one and five images of
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
 import pandas as pd
-from kedro.framework.session import KedroSession
-from kedro.framework.startup import bootstrap_project
 
-from mpfm_kedro.configuration import project_root
 from mpfm_kedro.experiments.protocol import make_hard_runs, records
 from mpfm_kedro.experiments.specifications import Ours
 from mpfm_kedro.experiments.trials import fit_pieces, plan_trials, read_trials, score_trials
-from mpfm_kedro.parameters import check_parameters
+from project import open_project, parser
 
 LEARNED = (0, 1, 5)
 
 
 def main() -> None:
     """Fit, score, print a table in Markdown."""
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("dataset")
-    arguments.add_argument("--seeds", type=int, default=5)
-    arguments.add_argument("--processes", type=int, default=0)
-    given = arguments.parse_args()
-    bootstrap_project(project_root())
-    with KedroSession.create(project_root(), runtime_params={"dataset": given.dataset}) as session:
-        context = session.load_context()
-        parameters = check_parameters(context.config_loader["parameters"])
-        samples, features, cache = (context.catalog.load(name) for name in ("samples", "features", "model_cache"))
-    compute = parameters.compute.model_copy(update={"processes": given.processes})
+    given = parser(str(__doc__).splitlines()[0]).parse_args()
+    parameters, compute, loaded = open_project(given, "samples", "features", "model_cache")
+    samples, features, cache = loaded
     ours = Ours(parameters.prototypes, parameters.repairs, parameters.training, parameters.backbone)
     runs = plan_runs(samples, given.seeds)
     trials = read_trials(plan_trials(runs, [ours()]), runs)

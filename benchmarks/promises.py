@@ -8,15 +8,10 @@ promise rests on training normals, and is compared with the test normals that no
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
 import pandas as pd
 import torch
-from kedro.framework.session import KedroSession
-from kedro.framework.startup import bootstrap_project
 
-from mpfm_kedro.configuration import project_root
 from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.experiments.protocol import make_general_runs, records
 from mpfm_kedro.experiments.run_data import select, training_data
@@ -24,8 +19,8 @@ from mpfm_kedro.experiments.trials import fit_pieces, plan_trials, read_trials
 from mpfm_kedro.images.views import ORIGINAL
 from mpfm_kedro.inspection.production import Fitted, calibrate
 from mpfm_kedro.inspection.thresholds import DEFECTIVE, GOOD, UNCERTAIN, decide, item_scores, promise
-from mpfm_kedro.parameters import check_parameters
 from mpfm_kedro.pipelines.fit.nodes import production_specifications
+from project import open_project, parser
 
 RATES = (0.005, 0.01, 0.05)
 DEVICE = torch.device("cpu")
@@ -33,19 +28,11 @@ DEVICE = torch.device("cpu")
 
 def main() -> None:
     """Fit, compare, print a table in Markdown."""
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("dataset")
-    arguments.add_argument("--seeds", type=int, default=5)
+    arguments = parser(str(__doc__).splitlines()[0])
     arguments.add_argument("--confidence", type=float, default=0.95)
-    arguments.add_argument("--processes", type=int, default=0)
     given = arguments.parse_args()
-    bootstrap_project(project_root())
-    with KedroSession.create(project_root(), runtime_params={"dataset": given.dataset}) as session:
-        context = session.load_context()
-        parameters = check_parameters(context.config_loader["parameters"])
-        names = ("samples", "features", "images", "model_cache")
-        samples, features, images, cache = (context.catalog.load(name) for name in names)
-    compute = parameters.compute.model_copy(update={"processes": given.processes})
+    parameters, compute, loaded = open_project(given, "samples", "features", "images", "model_cache")
+    samples, features, images, cache = loaded
     groups = parameters.prototypes, parameters.repairs, parameters.training, parameters.inspection
     (specification,) = production_specifications(*groups, parameters.backbone)
     runs = make_general_runs(samples, 10, given.seeds)

@@ -5,22 +5,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
-import uvicorn
 from PIL import Image, ImageDraw
 
-from mpfm_kedro.app.folder import ImageFolder
-from mpfm_kedro.app.learning import Job, Project
-from mpfm_kedro.app.server import Room, create_app
-from mpfm_kedro.app.session import Session
-from mpfm_kedro.app.starting import listening
+from mpfm_kedro.app.server import Room
 from mpfm_kedro.inspection.inspector import Inspector
 from mpfm_kedro.inspection.predictions import PredictionLog, find_images, predict_files
 from mpfm_kedro.parameters import InspectionParameters
 from mpfm_kedro.reports.predictions import write_page
+from rooms import make_room, serving
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
@@ -91,23 +86,14 @@ def page(inspector: Inspector, images: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def room(inspector: Inspector, images: Path, fitted_project: Path, tmp_path: Path) -> Room:
     """The app, with an empty page."""
-    out, files = fitted_project / "out", tmp_path / "files"
-    files.mkdir()
-    model, versions = (out / f"{name}/synthetic/production/model" for name in ("06_models", "versions"))
-    project = Project("", "test", "synthetic", out, model, versions, tmp_path / "to_learn")
-    return Room(Session(inspector, files), "cpu", ImageFolder(images), project, Job())
+    return make_room(inspector, images, fitted_project, tmp_path)
 
 
 @pytest.fixture
 def address(room: Room) -> Iterator[str]:
     """The app, really served."""
-    own = listening(0)
-    server = uvicorn.Server(uvicorn.Config(create_app(room), log_level="warning", lifespan="on"))
-    thread = Thread(target=server.run, kwargs={"sockets": [own]}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{own.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(20)
+    with serving(room) as found:
+        yield found
 
 
 def shown(window: Any) -> list[str]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mpfm_kedro.errors import InputError
+
+CURRENT_FOLDER, EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 
 
 @contextmanager
@@ -27,6 +31,28 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # the folder may not exist
             partial.unlink()
+
+
+def replace_folder(new: Path, folder: Path) -> None:
+    """Put a complete folder in the place of another one, which is deleted; there is a whole folder at any time.
+
+    Where the system cannot exchange two folders (Linux can), there is none for a moment.
+    """
+    if not folder.exists():
+        new.replace(folder)
+    elif not _exchange(new, folder):
+        old = folder.with_name(f".old.{os.getpid()}.{folder.name}")
+        folder.replace(old)
+        new.replace(folder)
+        new = old
+    shutil.rmtree(new, ignore_errors=True)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Give each of two paths the name of the other in one step; False where the system cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    paths = CURRENT_FOLDER, os.fsencode(first), CURRENT_FOLDER, os.fsencode(second)
+    return rename is not None and rename(*paths, EXCHANGE) == 0
 
 
 def make_readable(file: Path) -> None:

@@ -6,18 +6,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
 
 import pytest
-import uvicorn
 from fastapi.testclient import TestClient
 
-from mpfm_kedro.app.folder import ImageFolder
-from mpfm_kedro.app.learning import Job, Project
 from mpfm_kedro.app.server import Room, create_app
-from mpfm_kedro.app.session import Session
-from mpfm_kedro.app.starting import listening
 from mpfm_kedro.inspection.inspector import Inspector
+from rooms import make_room, serving
 
 HERE = "http://127.0.0.1:8040"
 
@@ -36,11 +31,7 @@ def raw(fitted_project: Path) -> Path:
 @pytest.fixture
 def room(inspector: Inspector, raw: Path, fitted_project: Path, tmp_path: Path) -> Room:
     """With an empty page, whose folder is that of the raw images."""
-    files, out = tmp_path / "files", fitted_project / "out"
-    files.mkdir()
-    model, versions = (out / f"{name}/synthetic/production/model" for name in ("06_models", "versions"))
-    project = Project("", "test", "synthetic", out, model, versions, tmp_path / "to_learn")
-    return Room(Session(inspector, files), "cpu", ImageFolder(raw), project, Job())
+    return make_room(inspector, raw, fitted_project, tmp_path)
 
 
 @dataclass
@@ -74,10 +65,5 @@ def visitor(room: Room) -> Iterator[Visitor]:
 @pytest.fixture
 def served(room: Room) -> Iterator[str]:
     """The address of a real server."""
-    own = listening(0)
-    server = uvicorn.Server(uvicorn.Config(create_app(room), log_level="warning", lifespan="on"))
-    thread = Thread(target=server.run, kwargs={"sockets": [own]}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{own.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(20)
+    with serving(room) as address:
+        yield address

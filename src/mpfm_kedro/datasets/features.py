@@ -14,34 +14,21 @@ from kedro_datasets._typing import TablePreview
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.backbones.store import FeatureSpec, FeatureStore
 from mpfm_kedro.datasets.previews import show_table
+from mpfm_kedro.datasets.reading import ReadOnlyDataset
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.files import replacing
 
 
-class FeatureStoreDataset(AbstractDataset[None, FeatureStore]):
-    """The feature stores below ``filepath``."""
-
-    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
-        self._root = Path(filepath)
-        self.metadata = metadata
+class FeatureStoreDataset(ReadOnlyDataset[FeatureStore]):
+    """The feature stores below ``filepath``, whose rows are appended while they are computed."""
 
     def load(self) -> FeatureStore:
         """The stores."""
-        return FeatureStore(self._root)
-
-    def save(self, data: None) -> None:
-        """Rows are appended while they are computed, not saved at the end."""
-        raise NotImplementedError("a feature store is written row by row")
+        return FeatureStore(self._path)
 
     def preview(self) -> TablePreview:
         """The stores and their sizes, for kedro-viz."""
         return show_table(self.load().overview())
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": str(self._root)}
-
-    def _exists(self) -> bool:
-        return True
 
 
 class FeaturesDataset(AbstractDataset[Features, Features]):

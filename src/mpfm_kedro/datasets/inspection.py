@@ -1,4 +1,4 @@
-"""The Kedro datasets of the inspection line: collection, production model, log of predictions, earlier evaluation."""
+"""The Kedro datasets of the inspection line: collection, production model, earlier evaluation and predictions."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from kedro.io import AbstractDataset, AbstractVersionedDataset, Version
 from kedro_datasets._typing import JSONPreview, TablePreview
 
 from mpfm_kedro.datasets.previews import show_table
+from mpfm_kedro.datasets.reading import ReadOnlyDataset
 from mpfm_kedro.files import replacing
 
 if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
@@ -86,71 +87,21 @@ class ModelFolderDataset(AbstractVersionedDataset["Model", "Model"]):
         return {"filepath": str(self._filepath), "version": self._version}
 
 
-class FolderDataset(AbstractDataset[None, Path]):
-    """Hands out a folder that nodes fill file by file."""
-
-    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
-        self._folder = Path(filepath)
-        self.metadata = metadata
-
-    def load(self) -> Path:
-        """The folder."""
-        return self._folder
-
-    def save(self, data: None) -> None:
-        """Files are written one by one."""
-        raise NotImplementedError("a folder is written file by file")
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": str(self._folder)}
-
-    def _exists(self) -> bool:
-        return True
-
-
-class EvaluationDataset(AbstractDataset[None, dict[str, Any]]):
+class EvaluationDataset(ReadOnlyDataset[dict[str, Any]]):
     """What the settings have found of a dataset, if they were run: metrics.json of each."""
-
-    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
-        self._folder = Path(filepath)
-        self.metadata = metadata
 
     def load(self) -> dict[str, Any]:
         """Metrics by setting; empty where no setting was run."""
-        files = {setting: self._folder / setting / "metrics.json" for setting in ("general", "hard")}
+        files = {setting: self._path / setting / "metrics.json" for setting in ("general", "hard")}
         return {setting: json.loads(file.read_text()) for setting, file in files.items() if file.is_file()}
 
-    def save(self, data: None) -> None:
-        """The settings write it."""
-        raise NotImplementedError("metrics are written by the settings")
 
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": str(self._folder)}
-
-    def _exists(self) -> bool:
-        return True
-
-
-class EarlierPredictionsDataset(AbstractDataset[None, pd.DataFrame]):
+class EarlierPredictionsDataset(ReadOnlyDataset[pd.DataFrame]):
     """The table of the last prediction; empty where there was none."""
-
-    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
-        self._file = Path(filepath)
-        self.metadata = metadata
 
     def load(self) -> pd.DataFrame:
         """Its paths, scores, decisions and errors."""
         columns = ["path", "score", "decision", "error"]
-        if not self._file.is_file():
+        if not self._path.is_file():
             return pd.DataFrame(columns=columns)
-        return pd.read_csv(self._file, keep_default_na=False)[columns]
-
-    def save(self, data: None) -> None:
-        """The pipeline predict writes it."""
-        raise NotImplementedError("predictions are written by the pipeline predict")
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": str(self._file)}
-
-    def _exists(self) -> bool:
-        return self._file.is_file()
+        return pd.read_csv(self._path, keep_default_na=False)[columns]

@@ -6,33 +6,20 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pandas as pd
-from kedro.io import AbstractDataset, AbstractVersionedDataset, Version
+from kedro.io import AbstractVersionedDataset, Version
 from kedro_datasets._typing import TablePreview
 
 from mpfm_kedro.datasets.previews import show_table
+from mpfm_kedro.datasets.reading import ReadOnlyDataset
 from mpfm_kedro.experiments.cache import ArtefactFile, Cache, load_folder, save_folder
 
 
-class CacheDataset(AbstractDataset[None, Cache]):
-    """Hands out the cache below ``filepath``."""
-
-    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
-        self._root = Path(filepath)
-        self.metadata = metadata
+class CacheDataset(ReadOnlyDataset[Cache]):
+    """The cache below ``filepath``, whose entries are written one by one."""
 
     def load(self) -> Cache:
         """The cache."""
-        return Cache(self._root)
-
-    def save(self, data: None) -> None:
-        """Entries are written one by one."""
-        raise NotImplementedError("a cache is written entry by entry")
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": str(self._root)}
-
-    def _exists(self) -> bool:
-        return True
+        return Cache(self._path)
 
 
 class ModelsDataset(AbstractVersionedDataset[dict[str, ArtefactFile], dict[str, ArtefactFile]]):

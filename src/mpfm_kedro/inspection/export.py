@@ -25,8 +25,9 @@ import torch
 from PIL import Image
 
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.files import replace_folder
 from mpfm_kedro.inspection.inspector import Inspector, Prediction
-from mpfm_kedro.inspection.model import CARD, Model, model_digest, replace_folder
+from mpfm_kedro.inspection.model import CARD, Model, model_digest
 from mpfm_kedro.inspection.network import DetectorNetwork, Inspected
 from mpfm_kedro.inspection.thresholds import decide
 

@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 
 from mpfm_kedro.detectors.pieces import piece_name
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.files import make_readable
+from mpfm_kedro.files import make_readable, replace_folder
 
 if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
     from torch import Tensor
@@ -108,15 +108,6 @@ def save_model(model: Model, folder: Path, like: Path | None = None) -> None:
         raise InputError(f"Cannot write the model {folder}: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def replace_folder(new: Path, folder: Path) -> None:
-    """Put a complete folder in the place of another one, which is there until then."""
-    old = folder.with_name(f".old.{os.getpid()}.{folder.name}")
-    if folder.exists():
-        folder.replace(old)
-    new.replace(folder)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def read_card(folder: Path) -> dict[str, Any]:

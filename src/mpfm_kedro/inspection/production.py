@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -30,6 +30,7 @@ from mpfm_kedro.sources.repeats import joined_groups
 MOST_MAPS = 1000  # of unseen normals, that the scale of heat maps rests on
 MOST_IN_GALLERY = 1000  # normals, and as many anomalies
 THUMBNAIL = 96
+Value = TypeVar("Value")
 LICENCES = {
     "resnet18": "BSD-3-Clause (torchvision), trained on ImageNet",
     "dinov2_vits14": "Apache-2.0 (Meta AI)",
@@ -139,7 +140,8 @@ def describe_model(fitted: Fitted, evaluation: dict[str, Any], learned: list[dic
 
 def make_gallery(fitted: Fitted, detector: FittedMPFM) -> Gallery:
     """Some of the normals and some of the known anomalies, evenly over all."""
-    chosen = [*_evenly(fitted.run["train_normals"]), *_evenly(fitted.run["known_anomalies"])]
+    halves = fitted.run["train_normals"], fitted.run["known_anomalies"]
+    chosen = [name for half in halves for name in evenly(half, MOST_IN_GALLERY)]
     table = fitted.samples.set_index("sample_id").loc[chosen]
     thumbnails = [
         _jpeg(fitted.images, *values) for values in table[["path", "crop", "content_hash", "pixel_range"]].to_numpy()
@@ -149,9 +151,10 @@ def make_gallery(fitted: Fitted, detector: FittedMPFM) -> Gallery:
     return Gallery(shown, detector.closed_form.standardiser.z(rows).astype(np.float32))
 
 
-def _evenly(names: Sequence[str]) -> list[str]:
-    places = np.linspace(0, len(names) - 1, min(len(names), MOST_IN_GALLERY)).round().astype(int)
-    return [names[place] for place in places]
+def evenly(values: Sequence[Value], most: int) -> list[Value]:
+    """At most so many of some values, from all over them."""
+    places = np.linspace(0, len(values) - 1, min(len(values), most)).round().astype(int)
+    return [values[place] for place in places]
 
 
 def _jpeg(images: ImageLoader, path: str, crop: str, content_hash: str, pixel_range: str) -> bytes:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from PIL import Image
 
@@ -35,7 +34,9 @@ def export_network(images: Any, model: Model, samples: pd.DataFrame, loader: Ima
 
 def read_samples(samples: pd.DataFrame, loader: ImageLoader) -> Iterator[tuple[str, Image.Image]]:
     """As many normals as anomalies from all over the table, those of one size together."""
-    halves = [own.iloc[_evenly(range(len(own)), IMAGES // 2)] for _, own in samples.groupby("label")]
+    from mpfm_kedro.inspection.production import evenly  # with torch, which is slow to import
+
+    halves = [own.iloc[evenly(range(len(own)), IMAGES // 2)] for _, own in samples.groupby("label")]
     chosen = pd.concat(halves).sort_values(["height", "width"], kind="stable")
     for row in chosen.itertuples():
         yield str(row.sample_id), loader.read(str(row.path), str(row.crop), str(row.pixel_range))
@@ -45,11 +46,7 @@ def read_files(images: str, pixel_range: str) -> Iterator[tuple[str, Image.Image
     """Images from all over those that a path names."""
     from mpfm_kedro.inspection.inspector import read_image
     from mpfm_kedro.inspection.predictions import find_images
+    from mpfm_kedro.inspection.production import evenly
 
-    for file in _evenly(find_images(images), IMAGES):
+    for file in evenly(find_images(images), IMAGES):
         yield str(file), read_image(file, pixel_range)
-
-
-def _evenly(values: Sequence[Any], number: int) -> list[Any]:
-    places = np.linspace(0, len(values) - 1, min(len(values), number)).round().astype(int)
-    return [values[place] for place in places]
