@@ -178,17 +178,17 @@ def _whitening(normals: FeatureRows, mode: Tensor, n_modes: int, device: torch.d
 
 def _candidates(groups: PatchPrototypes, j: int, normals: FeatureRows, rng: np.random.Generator) -> Tensor:
     """Whitened patches of normals of mode j, drawn with probability ∝ ‖ψ(v)‖², the more unusual the likelier."""
-    positions = int(np.prod(normals.maps.shape[2:]))
-
-    def whitened(maps: Tensor) -> Tensor:
-        return groups.whiten(j, to_patches(smooth(maps.to(groups.center.device))))
-
-    squares = [whitened(maps).square().sum(1).double().cpu() for _, maps in normals.map_batches()]
+    positions, device = int(np.prod(normals.maps.shape[2:])), groups.center.device
+    squares = [
+        groups.whiten(j, to_patches(smooth(maps.to(device)))).square().sum(1).double().cpu()
+        for _, maps in normals.map_batches()
+    ]
     weight = torch.cat(squares).numpy() + 1e-12
     size = min(CANDIDATES, len(weight))
     drawn = np.sort(rng.choice(len(weight), size, replace=False, p=weight / weight.sum()))
     found = []
     for part, maps in normals.map_batches():
         first, last = np.searchsorted(drawn, [part.start * positions, part.stop * positions])
-        found.append(whitened(maps)[torch.from_numpy(drawn[first:last] - part.start * positions)])
+        own = torch.from_numpy(drawn[first:last] - part.start * positions).to(device)
+        found.append(groups.whiten(j, to_patches(smooth(maps.to(device)))[own]))
     return torch.cat(found)
