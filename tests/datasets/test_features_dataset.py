@@ -88,5 +88,5 @@ def test_index_of_another_version_is_an_error_that_says_what_to_do(dataset, tmp_
 def test_store_dataset_gives_the_stores_and_saves_nothing(tmp_path: Path):
     dataset = FeatureStoreDataset(str(tmp_path))
     assert dataset.load() == FeatureStore(tmp_path)
-    with pytest.raises(Exception, match="row by row"):
+    with pytest.raises(Exception, match="only read"):
         dataset.save("anything")

@@ -23,7 +23,7 @@ def piece(path: Path, value: float) -> ArtefactFile:
 
 def test_cache_is_handed_out_and_never_saved(tmp_path):
     assert CacheDataset(str(tmp_path)).load() == Cache(tmp_path)
-    with pytest.raises(Exception, match="entry by entry"):
+    with pytest.raises(Exception, match="only read"):
         CacheDataset(str(tmp_path)).save("anything")
 
 

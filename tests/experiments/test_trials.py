@@ -27,9 +27,7 @@ from mpfm_kedro.experiments.specifications import (
 )
 from mpfm_kedro.experiments.trials import (
     Trial,
-    _slowness,
     _task_epochs,
-    _task_seconds,
     fit_piece,
     plan_pieces,
     plan_trials,
@@ -260,33 +258,6 @@ def test_the_simple_stack_has_one_gaussian_of_images_and_one_of_patches(paramete
 def test_repeated_values_of_the_sensitivity_are_tried_once(parameters):
     repeated = parameters.sensitivity.model_copy(update={"n_prototypes": [8, 8], "mim_weight": [0.1, 0.1]})
     assert [one.name for one in sensitivity_specifications(*mpfm(parameters), repeated)] == ["K=8", "λ=0.1"]
-
-
-def test_forecast_of_a_closed_form_grows_with_the_normals_and_that_of_training_does_not(parameters, features):
-    trials = trials_of(*setting_specifications(*mpfm(parameters)))
-    trials = [replace(trial, run=trial.run | {"train_normals": trial.run["train_normals"][:5]}) for trial in trials[:1]]
-    few = trials + trials_of(*setting_specifications(*mpfm(parameters)))[:1]
-    initial = [plan_pieces([trial], features, CACHE, None, "cpu") for trial in few]
-    assert len(few[0].run["train_normals"]) < len(few[1].run["train_normals"])
-    first, second = (_task_seconds(next(iter(planned.values()))) for planned in initial)
-    assert 0 < first < second < 25, "25 s are those of 1,131 normals at 224 px"
-    heads = [
-        next(iter(plan_pieces([trial], features, CACHE, {n: t.entry for n, t in planned.items()}, "cpu").values()))
-        for trial, planned in zip(few, initial, strict=True)
-    ]
-    assert _task_seconds(heads[0]) == _task_seconds(heads[1]) > 0
-
-
-def test_forecast_follows_how_long_earlier_pieces_took_here(parameters, features, tmp_path):
-    trials = trials_of(*setting_specifications(*mpfm(parameters)))[:1]
-    initial = plan_pieces(trials, features, Cache(tmp_path), None, "cpu")
-    for task in initial.values():
-        task.entry.save(Artefact({}, task.details | {"seconds": 3 * task.details["forecast"]}))
-    entries = {name: task.entry for name, task in initial.items()}
-    supervised = plan_pieces(trials, features, Cache(tmp_path), entries, "cpu")
-    heads = next(task for task in supervised.values() if task.piece.name == "heads")
-    assert _slowness([heads]) == pytest.approx(3)
-    assert _slowness(list(initial.values())) == 1, "nothing was fitted before the first pieces"
 
 
 def test_epochs_of_a_running_task_are_those_of_its_checkpoint(parameters, features, tmp_path):

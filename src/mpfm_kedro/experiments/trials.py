@@ -22,6 +22,7 @@ from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.cache import ArtefactFile, Cache, cache_key
 from mpfm_kedro.experiments.columns import COSTS, PART_COLUMNS, RUN, SCORES
 from mpfm_kedro.experiments.contents import contents, describe_data
+from mpfm_kedro.experiments.forecast import EXPECTED, expected_seconds, slowness
 from mpfm_kedro.experiments.protocol import records
 from mpfm_kedro.images.views import ORIGINAL
 from mpfm_kedro.parallel import concurrent_tasks, map_tasks, memory_limit
@@ -31,8 +32,6 @@ from mpfm_kedro.provenance import code_digest, code_revision, library_versions
 DATA_CODE = "mpfm_kedro.experiments.fitting"  # which rows of features a piece learns from, with which seed
 TRIAL_COLUMNS = [*RUN, "method", "kind", "budget", "note", "specification"]
 PROCESS_BYTES, POOLED_COPIES, SQUARE_COPIES = 800_000_000, 20, 3  # of a task's memory, as measured on ELPV
-REFERENCE_POSITIONS, REFERENCE_NORMALS = 196, 1131  # where the seconds of specifications were measured
-FIXED_SHARE = 0.25  # of a closed form's seconds there, which few normals take as well
 NO_MODE = -1
 
 
@@ -133,7 +132,7 @@ def plan_pieces(
 
 def _fit_missing(tasks: list[PieceTask], label: str, compute: ComputeParameters) -> None:
     """Fit what is not cached, the longest tasks first; say before how long it takes."""
-    remaining = sorted((task for task in tasks if not task.entry.exists()), key=lambda task: -task.piece.seconds)
+    remaining = sorted((task for task in tasks if not task.entry.exists()), key=lambda task: -task.details[EXPECTED])
     if not remaining:
         return
     names = {task.piece.name.replace("_", " ") for task in tasks}
@@ -141,7 +140,8 @@ def _fit_missing(tasks: list[PieceTask], label: str, compute: ComputeParameters)
     device, need = remaining[0].device, max(_task_bytes(task) for task in remaining)
     at_once = concurrent_tasks(compute, device, len(remaining), need)
     share = memory_limit(compute) // at_once if compute.dask_scheduler is None else need
-    slowness = _slowness(remaining)
+    earlier = [file for task in remaining for file in task.earlier.values()]
+    slow = slowness(earlier, remaining[0].entry.path.parent, (task.piece.name for task in remaining))
     map_tasks(
         fit_piece,
         [replace(task, memory=share) for task in remaining],
@@ -150,7 +150,7 @@ def _fit_missing(tasks: list[PieceTask], label: str, compute: ComputeParameters)
         device,
         len(tasks),
         need,
-        [_task_seconds(task) * slowness for task in remaining],
+        [task.details[EXPECTED] * slow for task in remaining],
         _task_epochs,
     )
 
@@ -242,6 +242,9 @@ def _piece_task(
         libraries=library_versions(),
         earlier=[file.path.stem for file in earlier.values()],
     )
+    rows = int(features.index["sample_id"].isin(run["known_anomalies"]).sum()) if piece.supervised else 0
+    positions = int(np.prod(features.store.spec.map_shape[1:]))
+    seconds = expected_seconds(piece, trial.specification, len(run["train_normals"]), rows, positions)
     details = {
         "piece": piece.name,
         "key": key,
@@ -252,10 +255,10 @@ def _piece_task(
         **data,
         "revision": code_revision(),
         "libraries": library_versions(),
+        EXPECTED: round(seconds, 2),
     }
     entry, checkpoint = cache.entry(piece.name, key), cache.entry("checkpoint", key)
-    task = PieceTask(piece, run, features, earlier, entry, checkpoint, details, device, memory=0)
-    return replace(task, details=details | {"forecast": round(_task_seconds(task), 2)})
+    return PieceTask(piece, run, features, earlier, entry, checkpoint, details, device, memory=0)
 
 
 def pieces_of(trial: Trial, models: dict[str, ArtefactFile]) -> dict[str, ArtefactFile]:
@@ -302,24 +305,6 @@ def _task_bytes(task: PieceTask) -> int:
     sizes = [spec.pooled_size for spec in task.features.specs]
     rows = task.features.index["sample_id"].isin({*task.run["train_normals"], *task.run["known_anomalies"]}).sum()
     return PROCESS_BYTES + POOLED_COPIES * int(rows) * 4 * sum(sizes) + SQUARE_COPIES * 8 * max(sizes) ** 2
-
-
-def _task_seconds(task: PieceTask) -> float:
-    """About how long fitting a piece takes on one core.
-
-    Training takes its number of steps whatever the number of normals; a closed form grows with them.
-    """
-    size = int(np.prod(task.features.store.spec.map_shape[1:])) / REFERENCE_POSITIONS
-    if not task.piece.supervised:
-        size *= FIXED_SHARE + (1 - FIXED_SHARE) * len(task.run["train_normals"]) / REFERENCE_NORMALS
-    return task.piece.seconds * size
-
-
-def _slowness(tasks: list[PieceTask]) -> float:
-    """How much longer than forecast the pieces took that these tasks build on: other machines are slower, or busy."""
-    earlier = {file.path: file.details for task in tasks for file in task.earlier.values()}.values()
-    known = [(details["seconds"], details["forecast"]) for details in earlier if details.get("forecast")]
-    return sum(seconds for seconds, _ in known) / sum(forecast for _, forecast in known) if known else 1.0
 
 
 def _task_epochs(task: PieceTask) -> tuple[int, int]:
