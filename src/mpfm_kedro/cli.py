@@ -28,6 +28,7 @@ from mpfm_kedro.pipelines.stage_code import write_stage_code
 from mpfm_kedro.sources import SOURCES
 from mpfm_kedro.sources.fetching import fetch as fetch_images
 from mpfm_kedro.sources.repeats import joined_groups
+from mpfm_kedro.study_sessions import run_study
 
 
 def _root(name: str, default: str, absolute: Callable[[Path, Path], Path]) -> Callable[..., Any]:
@@ -42,6 +43,8 @@ def _root(name: str, default: str, absolute: Callable[[Path, Path], Path]) -> Ca
     )
 
 
+STUDY = "study"
+SELECTING = ("tags", "node_names", "to_nodes", "from_nodes", "from_inputs", "to_outputs", "namespaces")  # parts of it
 ROOT = _root("--output-root", "data", output_path)
 RAW = _root("--data-root", "data/01_raw", input_path)
 
@@ -65,6 +68,15 @@ def _run(pipeline: str | None, pipelines: list[str], **options: Any) -> Any:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean '{near[0]}'? " if near else ""
             raise InputError(f"There is no pipeline '{name}': {hint}There are: {', '.join(sorted(known))}")
+    if STUDY in names and not any(options[name] for name in SELECTING):
+        if names != [STUDY]:
+            raise InputError(f"The pipeline '{STUDY}' runs alone; it begins with the comparisons of its datasets")
+        own = {name: value for name, value in options.items() if name != "params"}
+        return run_study(options["params"], options["env"], lambda one, given: _kedro([one], params=given, **own))
+    return _kedro(names, **options)
+
+
+def _kedro(names: list[str], **options: Any) -> Any:
     assert kedro_run.callback is not None
     return kedro_run.callback(pipeline=None, pipelines=names, **options)
 

@@ -111,13 +111,14 @@ class ProjectConfigLoader(OmegaConfigLoader):
     def _completed(self, parameters: dict[str, Any]) -> dict[str, Any]:
         features = parameters.get("features") or {}
         paths = [(parameters, "data_root", input_path), (parameters, "output_root", output_path)]
-        paths += [(parameters, "images", input_path)]
+        paths += [(parameters, "images", input_path), (parameters, "study", input_path)]
         for group, name, absolute in [*paths, (features, "weights_file", input_path)]:
             if isinstance(group, dict) and group.get(name) and isinstance(group[name], str):
                 group[name] = str(absolute(group[name], self.project))
         if "name" in parameters:
-            own = result_name(parameters["name"], str(parameters["dataset"]), str(parameters["data_root"]))
-            parameters["name"] = own
+            named, study = parameters["name"], parameters.get("study")
+            of_study = Path(study).stem if study and named == AUTO else named
+            parameters["name"] = result_name(of_study, str(parameters["dataset"]), str(parameters["data_root"]))
         return parameters
 
 

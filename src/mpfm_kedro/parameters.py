@@ -22,6 +22,7 @@ Repair = Literal["repaired", "printed"]
 View = Literal["hflip", "vflip", "rot90", "rot180", "rot270", "transpose", "transverse"]
 Statistic = Literal["mean", "max", "std"]
 Score = Literal["g", "a", "r", "n"]
+Setting = Literal["general", "hard"]
 
 
 def _in_list(value: Any) -> Any:
@@ -53,6 +54,10 @@ def _distinct(names: list[str]) -> list[str]:
     if len(set(names)) < len(names):
         raise ValueError("should name each backbone once")
     return names
+
+
+Numbers = Annotated[list[Count], Field(min_length=1), BeforeValidator(_in_list)]
+Methods = Annotated[list[str], Field(min_length=1), BeforeValidator(_in_list)]
 
 
 class Group(BaseModel):
@@ -130,18 +135,38 @@ class TrainingParameters(Group):
     scores: Annotated[list[Score], Field(min_length=1)]
 
 
+class SettingParameters(Group):
+    """What one setting of the comparison covers, where it is not what the whole comparison does."""
+
+    n_anomalies: Numbers | None = None
+    n_seeds: Count | None = None
+    methods: Methods | None = None
+
+
 class ComparisonParameters(Group):
     """What the comparison covers."""
 
-    n_anomalies: Annotated[list[Count], Field(min_length=1), BeforeValidator(_in_list)]
+    n_anomalies: Numbers
     steps: Annotated[int, Field(ge=0)]
-    methods: Annotated[list[str], Field(min_length=1), BeforeValidator(_in_list)]
+    methods: Methods
+    settings: Annotated[list[Setting], Field(min_length=1), BeforeValidator(_in_list)] = ["general", "hard"]
+    general: SettingParameters = SettingParameters()
+    hard: SettingParameters = SettingParameters()
+
+    def of(self, setting: str, n_seeds: int) -> SettingParameters:
+        """What a setting covers; ``n_seeds`` where it has no number of its own."""
+        own: SettingParameters = getattr(self, setting)
+        return SettingParameters(
+            n_anomalies=own.n_anomalies or self.n_anomalies,
+            n_seeds=own.n_seeds or n_seeds,
+            methods=own.methods or self.methods,
+        )
 
 
 class SensitivityParameters(Group):
     """The values that the sensitivity study tries."""
 
-    n_prototypes: Annotated[list[Count], Field(min_length=1), BeforeValidator(_in_list)]
+    n_prototypes: Numbers
     mim_weight: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1), BeforeValidator(_in_list)]
 
 
@@ -173,7 +198,7 @@ class Parameters(Group):
     data_root: str
     output_root: str
     known_class: str
-    n_anomalies: Annotated[list[Count], Field(min_length=1), BeforeValidator(_in_list)]
+    n_anomalies: Numbers
     n_seeds: Count
     first_seed: Annotated[int, Field(ge=0)]
     image_size: Annotated[int | str, AfterValidator(_auto_or_pixels)]
@@ -189,6 +214,7 @@ class Parameters(Group):
     inspection: InspectionParameters
     images: str | None
     label: Literal["anomaly", "normal"] | None
+    study: str | None = None
     compute: ComputeParameters
 
 

@@ -13,12 +13,14 @@ from mpfm_kedro.pipelines import (
     export,
     features,
     fit,
+    forecast,
     general_setting,
     hard_setting,
     ingestion,
     learn,
     predict,
     sensitivity,
+    study,
 )
 
 
@@ -34,6 +36,8 @@ def register_pipelines() -> dict[str, Pipeline]:
         "comparison": comparison.create_pipeline(),
         "ablation": ablation.create_pipeline(),
         "sensitivity": sensitivity.create_pipeline(),
+        "forecast": forecast.create_pipeline(),
+        "study": study.create_pipeline(),
         "fit": fit.create_pipeline(),
         "predict": predict.create_pipeline(),
         "learn": learn.create_pipeline(),

@@ -16,7 +16,9 @@ from mpfm_kedro.detectors.pieces import Piece, Specification
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.cache import Cache
 from mpfm_kedro.experiments.contents import learned_contents
+from mpfm_kedro.experiments.expected import EXPECTED
 from mpfm_kedro.experiments.protocol import make_study_runs
+from mpfm_kedro.experiments.rates import measured_rates
 from mpfm_kedro.experiments.specifications import (
     FLOW_EPOCHS,
     SIMPLE,
@@ -258,6 +260,18 @@ def test_the_simple_stack_has_one_gaussian_of_images_and_one_of_patches(paramete
 def test_repeated_values_of_the_sensitivity_are_tried_once(parameters):
     repeated = parameters.sensitivity.model_copy(update={"n_prototypes": [8, 8], "mim_weight": [0.1, 0.1]})
     assert [one.name for one in sensitivity_specifications(*mpfm(parameters), repeated)] == ["K=8", "λ=0.1"]
+
+
+def test_forecast_follows_how_long_earlier_pieces_took_here(parameters, features, tmp_path):
+    trials = trials_of(*setting_specifications(*mpfm(parameters)))[:1]
+    initial = plan_pieces(trials, features, Cache(tmp_path), None, "cpu")
+    for task in initial.values():
+        task.entry.save(Artefact({}, task.details | {"seconds": 3 * task.details[EXPECTED]}))
+    entries = {name: task.entry for name, task in initial.items()}
+    supervised = plan_pieces(trials, features, Cache(tmp_path), entries, "cpu")
+    heads = next(task for task in supervised.values() if task.piece.name == "heads")
+    assert measured_rates(Cache(tmp_path)).slowness(heads.piece) == pytest.approx(3)
+    assert measured_rates(CACHE).slowness(heads.piece) == 1, "nothing was fitted there"
 
 
 def test_epochs_of_a_running_task_are_those_of_its_checkpoint(parameters, features, tmp_path):

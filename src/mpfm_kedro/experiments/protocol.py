@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.parameters import ComparisonParameters
 from mpfm_kedro.sources.repeats import joined_groups
 
 logger = logging.getLogger(__name__)
@@ -118,16 +119,42 @@ def make_study_runs(
     group_split: bool = False,
 ) -> pd.DataFrame:
     """The runs of both settings; only general ones where there is no hard setting."""
+    both = dict.fromkeys(("general", "hard"), (n_anomalies, n_seeds))
+    return _runs_of_settings(samples, known_class, both, first_seed, group_split)
+
+
+def make_compared_runs(
+    samples: pd.DataFrame,
+    known_class: str,
+    comparison: ComparisonParameters,
+    n_seeds: int,
+    first_seed: int = 0,
+    group_split: bool = False,
+) -> pd.DataFrame:
+    """The runs of a comparison, whose settings may have their own numbers of known anomalies and of seeds."""
+    own = {setting: comparison.of(setting, n_seeds) for setting in comparison.settings}
+    numbers = {str(setting): (each.n_anomalies, each.n_seeds) for setting, each in own.items()}
+    return _runs_of_settings(samples, known_class, numbers, first_seed, group_split)
+
+
+def _runs_of_settings(
+    samples: pd.DataFrame, known_class: str, numbers: Mapping[str, tuple[Any, Any]], first_seed: int, group_split: bool
+) -> pd.DataFrame:
+    """The runs of settings, each with its M and its number of seeds; a hard setting that does not exist is skipped."""
     if (_readable(samples)["split"] == "anomaly").sum() < 2:
         raise InputError(
             "A study compares methods on anomalies, of which there are fewer than two: use general_setting"
         )
-    rest = (n_anomalies, n_seeds, first_seed, group_split)
-    tables = [make_general_runs(samples, *rest)]
-    try:
-        tables.append(make_hard_runs(samples, known_class, *rest))
-    except NoHardSettingError as error:
-        logger.warning("General setting only: %s", error)
+    tables = []
+    if "general" in numbers:
+        tables.append(make_general_runs(samples, *numbers["general"], first_seed, group_split))
+    if "hard" in numbers:
+        try:
+            tables.append(make_hard_runs(samples, known_class, *numbers["hard"], first_seed, group_split))
+        except NoHardSettingError as error:
+            if not tables:
+                raise
+            logger.warning("General setting only: %s", error)
     runs = pd.concat(tables, ignore_index=True)
     return runs.assign(run=runs["setting"] + "-" + runs["run"])
 

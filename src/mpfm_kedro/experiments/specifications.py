@@ -76,12 +76,11 @@ def compared_specifications(
     ours = Ours(prototypes, repairs, training, backbone)
     others = [detector.specify(comparison.steps) for detector in baselines()]
     found = [ours(), *others, ours.simple(), ours.untrained()]
-    if comparison.methods == ["all"]:
-        return found
-    names = [specification.name for specification in found]
-    if unknown := sorted(set(comparison.methods) - set(names)):
-        raise InputError(f"Parameter 'comparison.methods' = {unknown}: not a method; there are all, {', '.join(names)}")
-    return [specification for specification in found if specification.name in comparison.methods]
+    names = ["all", *(specification.name for specification in found)]
+    wanted = {name for setting in comparison.settings for name in comparison.of(setting, 1).methods or []}
+    if unknown := sorted(wanted - set(names)):
+        raise InputError(f"Parameter 'comparison.methods' = {unknown}: not a method; there are {', '.join(names)}")
+    return [specification for specification in found if {specification.name, "all"} & wanted]
 
 
 def ablated_specifications(

@@ -22,17 +22,18 @@ from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.cache import ArtefactFile, Cache, cache_key
 from mpfm_kedro.experiments.columns import COSTS, PART_COLUMNS, RUN, SCORES
 from mpfm_kedro.experiments.contents import contents, describe_data
-from mpfm_kedro.experiments.forecast import EXPECTED, expected_seconds, slowness
+from mpfm_kedro.experiments.expected import EXPECTED, expected_seconds
 from mpfm_kedro.experiments.protocol import records
+from mpfm_kedro.experiments.rates import measured_rates
 from mpfm_kedro.images.views import ORIGINAL
 from mpfm_kedro.parallel import concurrent_tasks, map_tasks, memory_limit
-from mpfm_kedro.parameters import ComputeParameters
+from mpfm_kedro.parameters import ComparisonParameters, ComputeParameters
 from mpfm_kedro.provenance import code_digest, code_revision, library_versions
 
 DATA_CODE = "mpfm_kedro.experiments.fitting"  # which rows of features a piece learns from, with which seed
 TRIAL_COLUMNS = [*RUN, "method", "kind", "budget", "note", "specification"]
 PROCESS_BYTES, POOLED_COPIES, SQUARE_COPIES = 800_000_000, 20, 3  # of a task's memory, as measured on ELPV
-NO_MODE = -1
+NO_MODE, ALL = -1, "all"
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,19 @@ def plan_trials(runs: pd.DataFrame, specifications: list[Specification]) -> pd.D
     return pd.DataFrame(rows, columns=TRIAL_COLUMNS)
 
 
+def plan_compared_trials(
+    runs: pd.DataFrame, specifications: list[Specification], comparison: ComparisonParameters
+) -> pd.DataFrame:
+    """The trial table of a comparison, each setting with its own methods."""
+    trials = plan_trials(runs, specifications)
+    methods = {setting: comparison.of(setting, 1).methods or [] for setting in comparison.settings}
+    wanted = [
+        {method, ALL} & set(methods[setting]) != set()
+        for setting, method in zip(trials["setting"], trials["method"], strict=True)
+    ]
+    return trials[wanted].reset_index(drop=True)
+
+
 def read_trials(trials: pd.DataFrame, runs: pd.DataFrame) -> list[Trial]:
     """The trials of a table, with the samples of their runs."""
     run_of = {run["run"]: run for run in records(runs)}
@@ -110,7 +124,7 @@ def fit_pieces(
     planned = plan_pieces(trials, features, cache, initial, device)
     distinct = {task.entry.path: task for task in planned.values()}.values()
     for step in sorted({len(task.earlier) for task in distinct}):
-        _fit_missing([task for task in distinct if len(task.earlier) == step], label, compute)
+        _fit_missing([task for task in distinct if len(task.earlier) == step], cache, label, compute)
     return {name: task.entry for name, task in planned.items()}
 
 
@@ -130,18 +144,17 @@ def plan_pieces(
     return planned
 
 
-def _fit_missing(tasks: list[PieceTask], label: str, compute: ComputeParameters) -> None:
+def _fit_missing(tasks: list[PieceTask], cache: Cache, label: str, compute: ComputeParameters) -> None:
     """Fit what is not cached, the longest tasks first; say before how long it takes."""
     remaining = sorted((task for task in tasks if not task.entry.exists()), key=lambda task: -task.details[EXPECTED])
     if not remaining:
         return
     names = {task.piece.name.replace("_", " ") for task in tasks}
     label = f"{label} ({names.pop()})" if len(names) == 1 else label
-    device, need = remaining[0].device, max(_task_bytes(task) for task in remaining)
+    device, need = remaining[0].device, max(task_memory(task) for task in remaining)
     at_once = concurrent_tasks(compute, device, len(remaining), need)
     share = memory_limit(compute) // at_once if compute.dask_scheduler is None else need
-    earlier = [file for task in remaining for file in task.earlier.values()]
-    slow = slowness(earlier, remaining[0].entry.path.parent, (task.piece.name for task in remaining))
+    rates = measured_rates(cache)
     map_tasks(
         fit_piece,
         [replace(task, memory=share) for task in remaining],
@@ -150,7 +163,7 @@ def _fit_missing(tasks: list[PieceTask], label: str, compute: ComputeParameters)
         device,
         len(tasks),
         need,
-        [task.details[EXPECTED] * slow for task in remaining],
+        [task.details[EXPECTED] * rates.slowness(task.piece) for task in remaining],
         _task_epochs,
     )
 
@@ -179,8 +192,7 @@ def score_trials(
     tasks = [_score_task(own, features, models, cache, device, digest) for own in groups]
     remaining = [task for task in tasks if not task.entry.exists()]
     if remaining:
-        most = max(len(task.samples) for task in remaining)
-        need = PROCESS_BYTES + POOLED_COPIES * most * 4 * sum(spec.pooled_size for spec in features.specs)
+        need = score_memory(max(len(task.samples) for task in remaining), features)
         map_tasks(score_samples, remaining, "Scoring", compute, device, len(tasks), need)
     scores, costs = [], []
     for own, task in zip(groups, tasks, strict=True):
@@ -204,6 +216,19 @@ def score_samples(task: ScoreTask) -> None:
     from mpfm_kedro.experiments.fitting import score  # with torch, which is slow to import
 
     score(task)
+
+
+def samples_to_score(
+    trials: list[Trial], features: Features, models: dict[str, ArtefactFile], cache: Cache
+) -> list[int]:
+    """How many samples remain to be scored by each detector; a piece that is not there yet has scored none."""
+    digest = remember(ArtefactFile.digest)
+    remaining = []
+    for own in sharing_pieces(trials, models):
+        fitted = all(file.exists() for file in pieces_of(own[0], models).values())
+        if not (fitted and _score_task(own, features, models, cache, "cpu", digest).entry.exists()):
+            remaining.append(len({sample for trial in own for sample in tested(trial.run)}))
+    return remaining
 
 
 def sharing_pieces(trials: list[Trial], models: dict[str, ArtefactFile]) -> list[list[Trial]]:
@@ -255,7 +280,7 @@ def _piece_task(
         **data,
         "revision": code_revision(),
         "libraries": library_versions(),
-        EXPECTED: round(seconds, 2),
+        EXPECTED: round(seconds, 4),
     }
     entry, checkpoint = cache.entry(piece.name, key), cache.entry("checkpoint", key)
     return PieceTask(piece, run, features, earlier, entry, checkpoint, details, device, memory=0)
@@ -300,7 +325,12 @@ def _score_table(trial: Trial, chosen: list[int], values: dict[str, np.ndarray])
     return table
 
 
-def _task_bytes(task: PieceTask) -> int:
+def score_memory(n_samples: int, features: Features) -> int:
+    """Memory that scoring so many samples takes, about: the process, copies of pooled statistics."""
+    return PROCESS_BYTES + POOLED_COPIES * n_samples * 4 * sum(spec.pooled_size for spec in features.specs)
+
+
+def task_memory(task: PieceTask) -> int:
     """Memory that fitting a piece takes, about: the process, copies of pooled statistics, square matrices."""
     sizes = [spec.pooled_size for spec in task.features.specs]
     rows = task.features.index["sample_id"].isin({*task.run["train_normals"], *task.run["known_anomalies"]}).sum()

@@ -30,23 +30,26 @@ def create_setting(setting: str, make_runs: Node) -> Pipeline:
     return _compose(setting, runs.create_pipeline(make_runs, specifications), own)
 
 
-def create_study(
-    name: str, list_specifications: Node, report: list[Node], n_anomalies: str = "params:n_anomalies"
-) -> Pipeline:
+def create_study(name: str, planned: Pipeline, report: list[Node]) -> Pipeline:
     """A study of both settings.
 
     Args:
         name: of the study.
-        list_specifications: the node that lists its specifications.
+        planned: its stage runs.
         report: the nodes that make its tables and figures of summary and scores.
-        n_anomalies: the parameter that holds M.
     """
-    make = node(make_study_runs, ["samples", "params:known_class", n_anomalies, *SEEDS], "runs", name="make_study_runs")
     of_study = update_wrapper(partial(describe_origin, name), describe_origin)
     origin = node(of_study, ["parameters", "runs", "features"], "origin", name="describe_origin")
     written = node(keep, "table", "table_csv", name="write_table")
     own = [evaluation.create_pipeline(), reporting.create_pipeline([origin, *report, written])]
-    return _compose(name, runs.create_pipeline(make, list_specifications), own)
+    return _compose(name, planned, own)
+
+
+def plan_study(list_specifications: Node) -> Pipeline:
+    """The stage runs of a study that tries every specification on all runs of both settings."""
+    numbers = ["params:known_class", "params:n_anomalies", *SEEDS]
+    make = node(make_study_runs, ["samples", *numbers], "runs", name="make_study_runs")
+    return runs.create_pipeline(make, list_specifications)
 
 
 def _compose(name: str, planned: Pipeline, own: list[Pipeline]) -> Pipeline:

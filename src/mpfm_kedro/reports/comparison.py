@@ -11,7 +11,6 @@ from mpfm_kedro.experiments.columns import CELL, CELL_METHOD
 from mpfm_kedro.reports.layout import (
     COVERS,
     MARKS,
-    Column,
     Entry,
     Section,
     Table,
@@ -93,11 +92,11 @@ def _table(title: str, table: pd.DataFrame) -> Table:
     table = pd.concat([column.rows(table) for column in columns]).sort_index()  # without other published columns
     sections = []
     for kind, part in table.groupby("kind", sort=False):
-        rows = rows_by_method(part, columns, _entry)
+        rows = rows_by_method(part, columns, auc_entry)
         costs = [_cost(own) for _, own in part.groupby("method", sort=False)]
         sections.append(Section(HEADINGS[str(kind)], [row + cost for row, cost in zip(rows, costs, strict=True)]))
     header = ["method", *(column.name for column in columns), "seconds per run", "budget"]
-    return Table(title, header, sections, _footnotes(table))
+    return Table(title, header, sections, footnotes(table))
 
 
 def _differences(title: str, table: pd.DataFrame) -> Table:
@@ -108,7 +107,8 @@ def _differences(title: str, table: pd.DataFrame) -> Table:
     return Table(f"{title}: difference to MPFM", header, [Section("", rows)] if rows else [], [])
 
 
-def _entry(_: Column, record: dict[Any, Any]) -> list[Entry]:
+def auc_entry(_: Any, record: dict[Any, Any]) -> list[Entry]:
+    """AUC ± standard deviation with its marks."""
     if not record:
         return [Entry()]
     marks = MARKS.get(record["verdict"], "") + (NOTED if record["note"] else "")
@@ -120,7 +120,7 @@ def _cost(rows: pd.DataFrame) -> list[Entry]:
     return [Entry("" if np.isnan(seconds) else f"{seconds:.3g}"), Entry(rows["budget"].iloc[0])]
 
 
-def _footnotes(table: pd.DataFrame) -> list[str]:
+def footnotes(table: pd.DataFrame) -> list[str]:
     """The notes of a table, each once, with the methods that they belong to."""
     named = table[["method", "note"]].assign(note=table["note"].str.split("; ")).explode("note")
     notes = named[named["note"] != ""].groupby("note", sort=False)["method"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,16 @@ COVERS = (
     "± is the standard deviation over seeds: other known anomalies, another initialisation, other folds of normals; "
     "the split of the normals is fixed."
 )
+
+
+class Selecting(Protocol):
+    """What selects the rows of a tidy table that belong to a column of a printed one."""
+
+    def rows(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The rows that belong to it."""
+
+
+Selector = TypeVar("Selector", bound=Selecting)
 
 
 class Column(NamedTuple):
@@ -83,7 +93,7 @@ def measured(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def rows_by_method(
-    table: pd.DataFrame, columns: list[Column], entries: Callable[[Column, dict[Any, Any]], list[Entry]]
+    table: pd.DataFrame, columns: list[Selector], entries: Callable[[Selector, dict[Any, Any]], list[Entry]]
 ) -> list[list[Entry]]:
     """One row per method: its name, and the ``entries`` of every column and its record, empty where there is none."""
     rows = []

@@ -8,7 +8,7 @@ from mpfm_kedro.experiments.false_alarms import false_alarms_by_mode, separation
 from mpfm_kedro.experiments.intervals import paired_differences
 from mpfm_kedro.experiments.published import load_published_ablation
 from mpfm_kedro.experiments.specifications import ablated_specifications
-from mpfm_kedro.pipelines.studies import BACKBONE, MPFM, create_study
+from mpfm_kedro.pipelines.studies import BACKBONE, MPFM, create_study, plan_study
 from mpfm_kedro.reports.ablation import ablation_table, write_ablation, write_ablation_page
 from mpfm_kedro.reports.study_figures import draw_ablation
 
@@ -27,4 +27,4 @@ def create_pipeline(**_: object) -> Pipeline:
         node(draw_ablation, "table", "plot", name="draw_ablation"),
     ]
     specifications = node(ablated_specifications, [*MPFM, BACKBONE], "specifications", name="list_specifications")
-    return create_study("ablation", specifications, report)
+    return create_study("ablation", plan_study(specifications), report)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from kedro.pipeline import Pipeline, node
 
 from mpfm_kedro.experiments.intervals import paired_differences
+from mpfm_kedro.experiments.protocol import make_compared_runs
 from mpfm_kedro.experiments.published import load_published
 from mpfm_kedro.experiments.specifications import compared_specifications
-from mpfm_kedro.pipelines.studies import BACKBONE, MPFM, create_study
+from mpfm_kedro.experiments.trials import plan_compared_trials
+from mpfm_kedro.pipelines import runs
+from mpfm_kedro.pipelines.studies import BACKBONE, MPFM, SEEDS, create_study
 from mpfm_kedro.reports.comparison import comparison_table, write_comparison, write_comparison_page
 from mpfm_kedro.reports.study_figures import draw_comparison
 
@@ -23,7 +26,19 @@ def create_pipeline(**_: object) -> Pipeline:
         node(write_comparison_page, written, "report", name="write_comparison_page"),
         node(draw_comparison, "table", "plot", name="draw_comparison"),
     ]
-    specifications = node(
-        compared_specifications, [*MPFM, "params:comparison", BACKBONE], "specifications", name="list_specifications"
+    return create_study("comparison", plan_comparison(), report)
+
+
+def plan_comparison() -> Pipeline:
+    """The stage runs of a comparison, whose settings may differ in seeds, M and methods."""
+    numbers = ["params:known_class", "params:comparison", *SEEDS]
+    return runs.create_pipeline(
+        node(make_compared_runs, ["samples", *numbers], "runs", name="make_compared_runs"),
+        node(
+            compared_specifications,
+            [*MPFM, "params:comparison", BACKBONE],
+            "specifications",
+            name="list_specifications",
+        ),
+        node(plan_compared_trials, ["runs", "specifications", "params:comparison"], "trials", name="plan_trials"),
     )
-    return create_study("comparison", specifications, report, n_anomalies="params:comparison.n_anomalies")

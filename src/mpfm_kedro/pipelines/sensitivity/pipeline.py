@@ -6,7 +6,7 @@ from kedro.pipeline import Pipeline, node
 
 from mpfm_kedro.experiments.published import load_published_ablation
 from mpfm_kedro.experiments.specifications import sensitivity_specifications
-from mpfm_kedro.pipelines.studies import BACKBONE, MPFM, create_study
+from mpfm_kedro.pipelines.studies import BACKBONE, MPFM, create_study, plan_study
 from mpfm_kedro.reports.sensitivity import sensitivity_table, write_sensitivity, write_sensitivity_page
 from mpfm_kedro.reports.study_figures import draw_sensitivity
 
@@ -26,4 +26,4 @@ def create_pipeline(**_: object) -> Pipeline:
         "specifications",
         name="list_specifications",
     )
-    return create_study("sensitivity", specifications, report)
+    return create_study("sensitivity", plan_study(specifications), report)

@@ -1,21 +1,16 @@
-"""How long fits take: from seconds measured elsewhere, the size of the data, and how long fits took here before."""
+"""How long fits take on the reference machine, by the size of the data; ``rates`` says how this machine compares."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from pathlib import Path
 
 from mpfm_kedro.detectors.pieces import Piece, Specification
-from mpfm_kedro.errors import InputError
-from mpfm_kedro.experiments.cache import SUFFIX, ArtefactFile
 
 # where the seconds of pieces were measured: ELPV at 224 px, ten known anomalies with three more views of each
 REFERENCE_POSITIONS, REFERENCE_NORMALS, REFERENCE_ANOMALIES, REFERENCE_FITS = 196, 1131, 40, 2
 FIXED_SHARE = 0.025  # of a closed form's seconds there, which few normals take as well
 SCORING_SHARE = {"heads": 0.003, "calibrated": 0.3}  # of a piece's seconds there, which grows with what it scores
 FOLDS = 5
-RECENT = 5  # earlier fits that say how fast this machine is
 EXPECTED = "expected_seconds"
 
 
@@ -47,30 +42,3 @@ def folds_left_out(specification: Specification, n_normals: int) -> int:
     """How many folds of the normals are left out in turn, until they have as many normals as calibration asks for."""
     unseen = max((piece.parameters.get("unseen_normals", 0) for piece in specification.pieces), default=0)
     return min(FOLDS, n_normals, max(1, math.ceil(unseen * FOLDS / max(1, n_normals))))
-
-
-def slowness(earlier: Iterable[ArtefactFile], folder: Path, names: Iterable[str]) -> float:
-    """How much longer than expected fits took here: this machine may be slower, or busy; 1 if there were none.
-
-    Args:
-        earlier: the pieces that the coming ones build on; they were fitted just now.
-        folder: of earlier pieces, where there are none of those.
-        names: of the coming pieces.
-    """
-    fitted = list(earlier) or [file for name in sorted(set(names)) for file in _newest(folder, name)]
-    times = [pair for file in {file.path: file for file in fitted}.values() if (pair := _times(file))]
-    return sum(seconds for seconds, _ in times) / sum(expected for _, expected in times) if times else 1.0
-
-
-def _newest(folder: Path, name: str) -> list[ArtefactFile]:
-    files = sorted(folder.glob(f"{name}-*{SUFFIX}"), key=lambda file: file.stat().st_mtime)
-    return [ArtefactFile(file) for file in files[-RECENT:]]
-
-
-def _times(file: ArtefactFile) -> tuple[float, float] | None:
-    """Seconds that a fit took, and that were expected; None where it does not say."""
-    try:
-        details = file.details
-    except InputError:  # deleted just now, or damaged
-        return None
-    return (details["seconds"], details[EXPECTED]) if details.get(EXPECTED) else None

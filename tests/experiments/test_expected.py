@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 from kedro.config import OmegaConfigLoader
 
-from mpfm_kedro.detectors.base import Artefact
 from mpfm_kedro.detectors.pieces import Specification
-from mpfm_kedro.experiments.cache import ArtefactFile, Cache
-from mpfm_kedro.experiments.forecast import EXPECTED, RECENT, expected_seconds, slowness
+from mpfm_kedro.experiments.expected import expected_seconds
 from mpfm_kedro.experiments.specifications import Ours
 from mpfm_kedro.parameters import check_parameters
 
@@ -37,28 +34,3 @@ def test_forecasts_are_right_within_a_factor(unseen, normals, anomalies, measure
         if piece.name in measured:
             expected = expected_seconds(piece, specification, normals, anomalies, 196)
             assert measured[piece.name] / 1.5 < expected < measured[piece.name] * 1.5
-
-
-def fitted(cache: Cache, name: str, number: int, seconds: float, expected: float) -> ArtefactFile:
-    file = cache.entry(name, str(number))
-    file.save(Artefact({}, {"seconds": seconds, EXPECTED: expected}))
-    os.utime(file.path, (number, number))
-    return file
-
-
-def test_forecasts_follow_how_long_earlier_pieces_took_here(tmp_path):
-    cache = Cache(tmp_path)
-    earlier = [fitted(cache, "closed_form", number, 30.0, 10.0) for number in range(2)]
-    fitted(cache, "heads", 9, 1.0, 10.0)
-    assert slowness([*earlier, *earlier], tmp_path, ["heads"]) == 3
-
-
-def test_first_pieces_follow_the_newest_ones_of_earlier_runs(tmp_path):
-    cache = Cache(tmp_path)
-    assert slowness([], tmp_path, ["closed_form"]) == 1, "nothing was fitted yet"
-    for number in range(2 * RECENT):
-        fitted(cache, "closed_form", number, 50.0 if number < RECENT else 20.0, 10.0)
-    fitted(cache, "heads", 99, 90.0, 10.0)
-    cache.entry("closed_form", "older").save(Artefact({}, {"seconds": 9.0}))
-    os.utime(cache.entry("closed_form", "older").path, (0, 0))
-    assert slowness([], tmp_path, ["closed_form"]) == 2
