@@ -31,7 +31,8 @@ from mpfm_kedro.inspection.export import open_network, run_network, write_networ
 from mpfm_kedro.inspection.inspector import Inspector
 from mpfm_kedro.inspection.model import FORMAT, Calibration, Gallery, Model
 from mpfm_kedro.inspection.network import DetectorNetwork
-from mpfm_kedro.inspection.predictions import PredictionLog, predict_files
+from mpfm_kedro.inspection.prediction_log import PredictionLog
+from mpfm_kedro.inspection.predictions import predict_files
 from mpfm_kedro.inspection.thresholds import promise
 from mpfm_kedro.parameters import FeatureParameters
 from mpfm_kedro.sources import elpv
@@ -120,7 +121,7 @@ def folder_of_files(model: Model, listed: pd.DataFrame, raw: Path, folder: Path)
 
     def prediction() -> None:
         log = PredictionLog(folder / f"{next(logs)}.jsonl")
-        predict_files(inspector, files, log, inspector.promise, folder / "overlays", "none", workers=1)
+        predict_files(inspector, files, log, inspector.promise, workers=1)
 
     seconds = medians(3, extraction=extraction, prediction=prediction)
     print(f"  {len(files) / seconds['prediction']:.0f} images per second are predicted")

@@ -55,7 +55,7 @@ def test_every_new_image_has_a_row_and_flagged_ones_an_overlay(line: Path):
     pairs = zip(table["path"], table["decision"], strict=True)
     decisions = {Path(path).name.split("_")[0]: decision for path, decision in pairs}
     assert decisions == {"good": "good", "spot": "defective", "broken.png": "error"}
-    assert len(list((folder / "overlays").glob("*.jpg"))) == 2
+    assert len(list((folder / "overlays").rglob("*.jpg"))) == 2
     page = (folder / "predictions.html").read_text()
     assert "spot_000.png" in page and "defective" in page
 
@@ -69,6 +69,14 @@ def test_learning_makes_a_new_version_and_going_back_takes_it_away(line: Path):
     assert [row["origin"] for row in after["learned"]] == [str(wrong)]
     said = (line / "out/08_reporting/synthetic/learning/summary.txt").read_text()
     assert "Promise before" in said and "Promise after" in said and "AUC of the general setting" in said
+    folder = line / "out/08_reporting/synthetic"
+    predicted = pd.read_csv(folder / "predictions/predictions.csv", keep_default_na=False)
+    compared = pd.read_csv(folder / "learning/compared.csv").set_index("path")
+    usable = predicted[predicted["error"] == ""].set_index("path")
+    assert compared.loc[usable.index, "score_before"].tolist() == usable["score"].astype(float).tolist()
+    assert (compared["score_after"] != compared["score_before"]).any()
+    logs = list((line / "out/07_model_output/synthetic/predictions").glob("*.jsonl"))
+    assert len(logs) == 2, "what the new model said of the earlier images is not computed again"
     versions = sorted((line / "out/versions/synthetic/production/model").iterdir())
     assert len(versions) == 2
     with pytest.raises(InputError, match="already known, as anomaly"):

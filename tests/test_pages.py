@@ -11,19 +11,18 @@ import pytest
 from PIL import Image, ImageDraw
 
 from mpfm_kedro.app.server import Room
+from mpfm_kedro.inspection.finding import find_images
 from mpfm_kedro.inspection.inspector import Inspector
-from mpfm_kedro.inspection.predictions import PredictionLog, find_images, predict_files
-from mpfm_kedro.parameters import InspectionParameters
+from mpfm_kedro.inspection.prediction_log import PredictionLog
+from mpfm_kedro.inspection.predictions import predict_files
 from mpfm_kedro.reports.predictions import write_page
+from production_models import INGESTION, INSPECTION
 from rooms import make_room, serving
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
 PHONE = {"width": 390, "height": 800}
-PARAMETERS = InspectionParameters(
-    false_alarm_rate=0.01, confidence=0.95, unseen_normals=1000, overlays="flagged", workers=0
-)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +76,9 @@ def page(inspector: Inspector, images: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "predictions"
     log = PredictionLog.of(tmp_path / "log", inspector.card)
     table = predict_files(inspector, find_images(str(images)), log, inspector.promise, folder / "overlays", workers=0)
-    text = write_page(table, inspector.model, tmp_path / "log", folder / "overlays", PARAMETERS, folder / "gallery")
+    text = write_page(
+        table, inspector.model, tmp_path / "log", folder / "overlays", INSPECTION, INGESTION, folder / "gallery"
+    )
     table.to_csv(folder / "predictions.csv", index=False)
     (folder / "predictions.html").write_text(text, "utf-8")
     return folder / "predictions.html"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import unquote
 
 import pandas as pd
 import pytest
@@ -82,6 +84,20 @@ def test_the_report_shows_misses_and_false_alarms(hard: Path):
         normals, anomalies = (tested["score"][tested["label"] == label] for label in (0, 1))
         assert own["score"][own["kind"] == "false alarm"].max() == normals.max()
         assert own["score"][own["kind"] == "missed"].min() == anomalies.min()
+
+
+def test_links_of_the_report_and_of_its_version_open_the_files_of_the_mistakes(hard: Path):
+    report = hard / "08_reporting/synthetic/hard/report.html"
+    (version,) = (hard / "versions/synthetic/hard/report.html").glob("*/report.html")
+    mistakes = pd.read_parquet(hard / "07_model_output/synthetic/hard/mistakes.parquet")
+    for page, base in ((report, "."), (version, "../..")):
+        text = page.read_text()
+        assert ("<base href='../../'>" in text) == (page == version)
+        links = re.findall("<figcaption><a href='([^']+)'>([^<]+)</a>", text)
+        assert [name for _, name in links] == mistakes["sample"].tolist()
+        files = [Path(os.path.normpath(page.parent / base / unquote(link))) for link, _ in links]
+        assert all(file.is_file() and file.suffix == ".png" for file in files)
+        assert [file.stem for file in files] == [Path(name).stem for _, name in links]
 
 
 def test_no_test_sample_reaches_training_in_any_run(hard: Path):

@@ -50,7 +50,7 @@ SHOWN_AS = {
     "hard.metrics": "JSONPreview",
     "hard.record": "JSONPreview",
 }
-NOT_SHOWN = {"backbone_weights", "model_cache", "hard.specifications"}  # nothing to see
+NOT_SHOWN = {"backbone_weights", "model_cache", "hard.specifications", "hard.report_folder"}  # nothing to see
 NOT_SHOWN |= {"hard.report_version", "hard.runs_version"}  # as hard.report and hard.runs
 NOT_SHOWN |= {"hard.mistakes"}  # images, which the report shows
 

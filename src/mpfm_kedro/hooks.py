@@ -205,7 +205,10 @@ class ShowSummary:
         for name in sorted(pipeline.all_outputs()):
             if name.split(".")[-1] == "summary_text":
                 logger.info("\n%s", catalog.load(name))
-        for title, last in (("Report", "report"), ("Table", "summary"), ("Models", "models")):
+        model = "production_model" in pipeline.all_outputs()  # the fitted pieces are in it
+        titles = {"report": "Report", "card": "Card", "summary": "Table", "compared": "Changed predictions"}
+        titles |= {"production_model": "Model"} if model else {"models": "Models"}
+        for last, title in titles.items():
             for name in sorted(pipeline.all_outputs()):
                 if name.split(".")[-1] == last:
                     logger.info("%s: %s", title, catalog[name]._filepath)

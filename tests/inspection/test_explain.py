@@ -11,6 +11,12 @@ from mpfm_kedro.inspection.model import Gallery
 from production_models import made_image, made_model
 
 
+def test_shares_are_sums_over_all_backbones():
+    inspector = Inspector(made_model(("resnet18", 64), ("resnet18", 48)), "cpu")
+    prediction = inspector.predict(made_image(np.random.default_rng(0), defect=True))
+    assert sum(prediction.shares.values()) == pytest.approx(prediction.score)
+
+
 def test_the_nearest_images_of_the_gallery_are_found():
     model = made_model()
     rng = np.random.default_rng(0)

@@ -13,7 +13,8 @@ from mpfm_kedro.datasets.features import FeaturesDataset
 from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.run_data import select
-from mpfm_kedro.inspection.inspector import Inspector, read_image
+from mpfm_kedro.inspection.inspector import Inspector
+from mpfm_kedro.inspection.preparation import read_image
 from mpfm_kedro.inspection.thresholds import DEFECTIVE, GOOD, UNCERTAIN
 
 

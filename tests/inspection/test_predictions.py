@@ -9,15 +9,10 @@ import pytest
 from PIL import Image
 
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.inspection.finding import find_images
 from mpfm_kedro.inspection.inspector import Inspector
-from mpfm_kedro.inspection.predictions import (
-    COLUMNS,
-    ERROR,
-    PredictionLog,
-    find_images,
-    overlay_path,
-    predict_files,
-)
+from mpfm_kedro.inspection.prediction_log import PredictionLog
+from mpfm_kedro.inspection.predictions import COLUMNS, ERROR, overlay_path, predict_files
 
 
 @pytest.fixture(scope="module")
@@ -51,17 +46,17 @@ def predict(inspector, tmp_path):
 def counted(inspector, monkeypatch):
     """How many images were predicted."""
     numbers = []
-    own = inspector.predict_prepared
+    own = inspector.features
 
-    def count(prepared, promised=None):
-        numbers.append(len(prepared))
-        return own(prepared, promised)
+    def count(pixels):
+        numbers.append(len(pixels[0]))
+        return own(pixels)
 
-    monkeypatch.setattr(inspector, "predict_prepared", count)
+    monkeypatch.setattr(inspector, "features", count)
     return numbers
 
 
-def test_every_file_has_a_row(predict, folder, tmp_path):
+def test_every_file_has_a_row(predict, folder, tmp_path, inspector):
     table = predict(find_images(str(folder)))
     assert table.columns.tolist() == COLUMNS and len(table) == 5
     assert table["decision"].tolist() == ["defective", "good", "good", "good", ERROR]
@@ -69,7 +64,8 @@ def test_every_file_has_a_row(predict, folder, tmp_path):
     defect, broken = table.iloc[0], table.iloc[-1]
     assert "broken.png" in broken["error"] and np.isnan(broken["score"])
     assert defect["area"] > 0 and len(defect["box"].split(",")) == 4 and defect["error"] == ""
-    assert [path.name for path in (tmp_path / "overlays").iterdir()] == [overlay_path(tmp_path, defect["path"]).name]
+    drawn = [path for path in (tmp_path / "overlays").rglob("*") if path.is_file()]
+    assert drawn == [overlay_path(tmp_path / "overlays", inspector.card, defect["path"])]
 
 
 def test_workers_give_the_same_table(predict, folder, tmp_path, inspector, monkeypatch):
@@ -105,7 +101,7 @@ def test_another_rate_predicts_only_what_lacks_an_overlay(predict, folder, count
 @pytest.mark.parametrize(("which", "number"), [("all", 4), ("none", 0), ("flagged", 1)])
 def test_images_that_get_an_overlay(predict, folder, tmp_path, which, number):
     predict(find_images(str(folder)), which)
-    assert len(list((tmp_path / "overlays").glob("*.jpg"))) == number
+    assert len(list((tmp_path / "overlays").rglob("*.jpg"))) == number
 
 
 def test_an_interrupted_prediction_goes_on(predict, folder, counted, tmp_path, inspector):
@@ -129,6 +125,30 @@ def test_files_folders_and_patterns(folder):
     assert len(find_images(f"{folder}/**/*.png")) == 5
 
 
+def test_links_are_followed_once_and_circles_end(folder, tmp_path, predict):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "far.png").write_bytes((folder / "level0/image 0.png").read_bytes())
+    (folder / "link").symlink_to(elsewhere)
+    (folder / "again").symlink_to(elsewhere)
+    (elsewhere / "back").symlink_to(folder)
+    (folder / "circle.png").symlink_to(folder / "circle.png")
+    (folder / ".hidden").mkdir()
+    (folder / ".hidden/thumbnail.png").write_bytes(b"no image")
+    every = find_images(str(folder))
+    assert len(every) == 7 and sum(file.name == "far.png" for file in every) == 1
+    errors = predict(every).set_index("path")["error"]
+    assert errors[str(folder / "circle.png")] and (errors != "").sum() == 2
+
+
+def test_overlays_of_another_model_are_not_shown(predict, folder, tmp_path):
+    stale = tmp_path / "overlays/of_another_model/0123.jpg"
+    stale.parent.mkdir(parents=True)
+    stale.write_bytes(b"")
+    predict(find_images(str(folder)))
+    assert not stale.parent.exists() and len(list((tmp_path / "overlays").rglob("*.jpg"))) == 1
+
+
 @pytest.mark.parametrize("typed", ["/nowhere", "*.gif", "{folder}/empty", "{folder}/*.tif"])
 def test_no_image_is_an_error_that_names_what_was_typed(folder, typed):
     (folder / "empty").mkdir()
@@ -138,8 +158,9 @@ def test_no_image_is_an_error_that_names_what_was_typed(folder, typed):
     assert f"'{typed}'" in str(error.value)
 
 
-def test_an_image_bomb_is_refused_undecoded(predict, tmp_path, monkeypatch):
-    monkeypatch.setattr("mpfm_kedro.inspection.inspector.MAX_PIXELS", 100)
+def test_an_image_bomb_is_refused_undecoded(predict, tmp_path, inspector, monkeypatch):
+    monkeypatch.setattr(inspector, "max_megapixels", 100 / 1e6)
     Image.new("L", (40, 40)).save(tmp_path / "large.png")
     table = predict([tmp_path / "large.png"])
     assert table["decision"].tolist() == [ERROR] and "40 x 40" in table["error"].iloc[0]
+    assert "ingestion.max_megapixels = 0.0001" in table["error"].iloc[0]

@@ -26,4 +26,4 @@ def test_a_file_that_cannot_be_read_is_a_row_and_the_run_goes_on(fitted_project:
     assert table["decision"].tolist() == ["defective", "error"]
     page = (folder / "predictions.html").read_text()
     assert "spot.png" in page and "broken.png cannot be used" in page
-    assert list((folder / "gallery").glob("image-*.jpg")) and list((folder / "overlays").glob("*.jpg"))
+    assert list((folder / "gallery").glob("image-*.jpg")) and list((folder / "overlays").rglob("*.jpg"))

@@ -12,15 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from mpfm_kedro.inspection.finding import find_images
 from mpfm_kedro.inspection.inspector import Inspector
-from mpfm_kedro.inspection.predictions import COLUMNS, PredictionLog, find_images, predict_files
+from mpfm_kedro.inspection.prediction_log import PredictionLog
+from mpfm_kedro.inspection.predictions import COLUMNS, predict_files
 from mpfm_kedro.inspection.thresholds import decide
-from mpfm_kedro.parameters import InspectionParameters
 from mpfm_kedro.reports.predictions import MOST, choose, write_page
+from production_models import INGESTION, INSPECTION
 
-PARAMETERS = InspectionParameters(
-    false_alarm_rate=0.01, confidence=0.95, unseen_normals=1000, overlays="flagged", workers=0
-)
 NAME = "<img src=x onerror='alert(1)'>&\".png"
 
 
@@ -61,7 +60,7 @@ def written(inspector: Inspector, fitted_project: Path, tmp_path: Path):
         files, overlays = find_images(str(new)), folder / "overlays"
         log = PredictionLog.of(tmp_path / "log", inspector.card)
         table = predict_files(inspector, files, log, inspector.promise, overlays, which, workers=0)
-        text = write_page(table, inspector.model, tmp_path / "log", overlays, PARAMETERS, folder / "gallery")
+        text = write_page(table, inspector.model, tmp_path / "log", overlays, INSPECTION, INGESTION, folder / "gallery")
         folder.mkdir(exist_ok=True)
         (folder / "page.html").write_text(text, "utf-8")
         return folder, Parsed(text), table
@@ -119,7 +118,9 @@ def test_pictures_of_an_earlier_page_are_deleted(written, tmp_path):
 def test_a_file_that_is_gone_has_no_picture(written, inspector, tmp_path):
     folder, _, table = written({"a.png": "spot/000.png"})
     (tmp_path / "new/a.png").unlink()
-    text = write_page(table, inspector.model, tmp_path / "log", folder / "overlays", PARAMETERS, folder / "gallery")
+    text = write_page(
+        table, inspector.model, tmp_path / "log", folder / "overlays", INSPECTION, INGESTION, folder / "gallery"
+    )
     assert "gallery/image-" not in text and "overlays/" in text
 
 
@@ -135,7 +136,9 @@ def many(inspector: Inspector, number: int) -> pd.DataFrame:
 
 def test_the_page_of_many_images_is_bounded_and_says_so(inspector, tmp_path):
     table = many(inspector, 100_000)
-    text = write_page(table, inspector.model, tmp_path, tmp_path / "overlays", PARAMETERS, tmp_path / "gallery")
+    text = write_page(
+        table, inspector.model, tmp_path, tmp_path / "overlays", INSPECTION, INGESTION, tmp_path / "gallery"
+    )
     page = Parsed(text)
     assert len(page.all("article", "data-decision")) == sum(MOST.values())
     assert len(text) < 500_000

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mpfm_kedro.app.limits import MAX_BYTES, MAX_IMAGES
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.inspection.predictions import as_text, is_image
+from mpfm_kedro.inspection.finding import as_text, is_image
 from mpfm_kedro.sources.layout import IMAGE_SUFFIXES
 
 

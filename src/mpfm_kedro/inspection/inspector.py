@@ -1,6 +1,6 @@
 """A production model at work: from an image to a score, a decision, and where the defect is.
 
-    inspector = Inspector.load("data/06_models/elpv/production")
+    inspector = Inspector.load("data/06_models/elpv/production/model")
     prediction = inspector.predict("new.png")
     prediction.decision, prediction.score, prediction.regions
 
@@ -19,23 +19,20 @@ from PIL import Image
 from torch import Tensor
 
 from mpfm_kedro.backbones.building import build_backbone
-from mpfm_kedro.backbones.extraction import Backbone, autocast, images_per_batch, to_pixels
+from mpfm_kedro.backbones.extraction import Backbone, autocast, images_per_batch
 from mpfm_kedro.backbones.rows import FeatureRows
+from mpfm_kedro.detectors.base import Scores
 from mpfm_kedro.detectors.mpfm.calibration import PARTS, SIGNS
 from mpfm_kedro.detectors.mpfm.detector import FittedMPFM, load
-from mpfm_kedro.errors import InputError
-from mpfm_kedro.images.decoding import Pixels, UnusableImageError, decode, to_rgb
 from mpfm_kedro.images.position_maps import smooth_maps
 from mpfm_kedro.inspection.heat_maps import USUAL, Region, find_regions, overlay, scale
 from mpfm_kedro.inspection.model import Model, load_model
+from mpfm_kedro.inspection.preparation import MAX_MEGAPIXELS, ImageLike, Prepared, prepare, read_image
 from mpfm_kedro.inspection.thresholds import Promise, decide, item_scores, p_values, promise
 from mpfm_kedro.parallel import torch_device
 
-MAX_PIXELS = 100_000_000
 BATCH = 32
 NEAREST = 4
-
-ImageLike = str | Path | np.ndarray | Image.Image
 
 
 @dataclass(frozen=True)
@@ -46,9 +43,9 @@ class Prediction:
         score: higher for anomalies; the thresholds are on its scale.
         p_value: share of unseen normals that score as high.
         decision: good, uncertain or defective.
-        mode: the group of normals that the image is likest.
-        parts: S_g, S_a, S_r, S_n.
-        shares: what each of them adds to the score.
+        mode: the group of normals that the image is likest; of several backbones, by the first.
+        parts: S_g, S_a, S_r, S_n; of several backbones, those of the first.
+        shares: what each of them adds to the score, summed over all backbones.
         heat_map: 0..1 (h, w), on a grid coarser than the image.
         regions: that stand out, in pixels of the image, the largest first.
         size: width and height of the image.
@@ -82,24 +79,18 @@ class Likeness:
     distance: float
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """An image as the backbones read it: (3, S, S) of bytes for each of them, and the size it had."""
-
-    pixels: tuple[Tensor, ...]
-    size: tuple[int, int]
-
-
 class Inspector:
     """A model that is ready to inspect images.
 
     Args:
         model: of a model folder.
         device: auto, cpu or cuda.
+        max_megapixels: larger images are refused before they are decoded (ingestion.max_megapixels in the project).
     """
 
-    def __init__(self, model: Model, device: str = "auto") -> None:
+    def __init__(self, model: Model, device: str = "auto", max_megapixels: float = MAX_MEGAPIXELS) -> None:
         self.model = model
+        self.max_megapixels = max_megapixels
         self.card = model.card
         self.device = torch_device(device)
         self._specs = self.card["backbones"]
@@ -112,15 +103,16 @@ class Inspector:
         self._squares = np.square(gallery.z).sum(1)
         columns = (gallery.table[name].tolist() for name in ("sample_id", "defect_class", "thumbnail"))
         self._shown: list[tuple[str, str, bytes]] = list(zip(*columns, strict=True))
-        self._normal = np.array([defect_class == "" for _, defect_class, _ in self._shown], dtype=bool)
+        normal = np.array([defect_class == "" for _, defect_class, _ in self._shown], dtype=bool)
+        self._normals, self._anomalies = np.flatnonzero(normal), np.flatnonzero(~normal)
         self.normal_scores = item_scores(model.calibration.normal_scores, model.calibration.normal_items)
         stated = self.card["promise"]
         self.promise = self.promised(stated["rate"], stated["confidence"])
 
     @classmethod
-    def load(cls, folder: str | Path, device: str = "auto") -> Inspector:
+    def load(cls, folder: str | Path, device: str = "auto", max_megapixels: float = MAX_MEGAPIXELS) -> Inspector:
         """The inspector of a model folder, whose files are checked first."""
-        return cls(load_model(Path(folder)), device)
+        return cls(load_model(Path(folder)), device, max_megapixels)
 
     def promised(self, rate: float, confidence: float) -> Promise:
         """The thresholds of another false-alarm rate; nothing is trained again."""
@@ -154,17 +146,42 @@ class Inspector:
 
     def prepare(self, image: ImageLike) -> Prepared:
         """An image as the backbones read it; one that cannot be used is an error that says why."""
-        return prepare(image, self.sizes, self.card["pixel_range"])
+        return prepare(image, self.sizes, self.card["pixel_range"], self.max_megapixels)
 
-    @torch.inference_mode()
     def predict_prepared(self, prepared: Sequence[Prepared], promised: Promise | None = None) -> list[Prediction]:
         """What the model says of prepared images."""
-        rows = self._rows(prepared)
+        pixels = [torch.stack(own) for own in zip(*(each.pixels for each in prepared), strict=True)]
+        return self.judge(self.features(pixels), [each.size for each in prepared], promised)
+
+    @torch.inference_mode()
+    def features(self, pixels: Sequence[Tensor]) -> FeatureRows:
+        """The features of images, (n, 3, S, S) for each backbone, as they would be read from a store."""
+        found: list[FeatureRows] = []
+        place = np.arange(len(pixels[0]))
+        for backbone, spec, images in zip(self._backbones, self._specs, pixels, strict=True):
+            with autocast(self.device, spec["precision"]):
+                pooled, maps = backbone.features(images.to(self.device), spec["statistics"])
+            found.append(FeatureRows(pooled.cpu().numpy(), maps.cpu().numpy(), place, place))
+        return replace(found[0], beside=tuple(found[1:]))
+
+    @torch.inference_mode()
+    def judge(
+        self, rows: FeatureRows, sizes: Sequence[tuple[int, int]], promised: Promise | None = None
+    ) -> list[Prediction]:
+        """What the model says of images by their features.
+
+        Args:
+            rows: the features.
+            sizes: width and height of each image.
+            promised: other thresholds than those of the card.
+        """
         scores, positions = self._detector.inspect(rows)
         assert scores.parts is not None and scores.mode is not None
         heat = scale(smooth_maps(positions), self.card["heat_map"]["low"], self.card["heat_map"]["high"])
-        first = self._first
-        shares = first.calibration.standardise(scores.parts, scores.mode) * (SIGNS * first.calibration.weight)
+        first, *others = self._fitted
+        shares = _shares(first, scores)
+        for number, other in enumerate(others, start=1):
+            shares = shares + _shares(other, other.score_samples(rows.of_backbone(number)))
         z = first.closed_form.standardiser.z(rows)
         decisions = decide(scores.score, promised or self.promise)
         p = p_values(scores.score, self.normal_scores)
@@ -177,71 +194,54 @@ class Inspector:
                 parts=dict(zip(PARTS, scores.parts[i].tolist(), strict=True)),
                 shares=dict(zip(PARTS, shares[i].tolist(), strict=True)),
                 heat_map=heat[i],
-                regions=find_regions(heat[i], USUAL, own.size),
-                size=own.size,
+                regions=find_regions(heat[i], USUAL, size),
+                size=size,
                 z=z[i],
             )
-            for i, own in enumerate(prepared)
+            for i, size in enumerate(sizes)
         ]
 
     def overlay(self, image: ImageLike, prediction: Prediction) -> Image.Image:
         """The image with its heat map over it."""
-        return overlay(read_image(image, self.card["pixel_range"]), prediction.heat_map)
+        return overlay(read_image(image, self.card["pixel_range"], self.max_megapixels), prediction.heat_map)
 
     def explain(self, prediction: Prediction, nearest: int = NEAREST) -> tuple[list[Likeness], list[Likeness]]:
         """The nearest normals and the nearest known anomaly of the model's gallery, by the distance of z."""
-        z = self.model.gallery.z
-        order = np.argsort(self._squares - 2 * z @ prediction.z, kind="stable")  # ‖g − z‖² but for ‖z‖²
-        found = []
-        for own, number in ((order[self._normal[order]], nearest), (order[~self._normal[order]], 1)):
-            distance = np.linalg.norm(z[own[:number]] - prediction.z, axis=1) / np.sqrt(z.shape[1])
-            pairs = zip(own[:number].tolist(), distance.tolist(), strict=True)
-            found.append([self._likeness(place, far) for place, far in pairs])
-        return found[0], found[1]
+        (found,) = self.explain_many([prediction], nearest)
+        return found
+
+    def explain_many(
+        self, predictions: Sequence[Prediction], nearest: int = NEAREST
+    ) -> list[tuple[list[Likeness], list[Likeness]]]:
+        """``explain`` of some predictions at once."""
+        known, z = self.model.gallery.z, np.stack([each.z for each in predictions])
+        far = self._squares[:, None] - 2 * known @ z.T  # ‖g − z‖² but for ‖z‖²
+        return [
+            (
+                self._nearest(self._normals, far[:, i], own, nearest),
+                self._nearest(self._anomalies, far[:, i], own, 1),
+            )
+            for i, own in enumerate(z)
+        ]
+
+    def _nearest(self, places: np.ndarray, far: np.ndarray, z: np.ndarray, number: int) -> list[Likeness]:
+        own = places[np.argsort(far[places], kind="stable")[:number]]
+        distance = np.linalg.norm(self.model.gallery.z[own] - z, axis=1) / np.sqrt(len(z))
+        pairs = zip(own.tolist(), distance.tolist(), strict=True)
+        return [self._likeness(place, far) for place, far in pairs]
 
     def _likeness(self, place: int, distance: float) -> Likeness:
         sample_id, defect_class, thumbnail = self._shown[place]
         return Likeness(sample_id, defect_class, thumbnail, distance)
 
     @property
-    def _first(self) -> FittedMPFM:
-        return self._detector if isinstance(self._detector, FittedMPFM) else self._detector.detectors[0]
-
-    def _rows(self, prepared: Sequence[Prepared]) -> FeatureRows:
-        """The features of images in all backbones, as they would be read from a store."""
-        found: list[FeatureRows] = []
-        place = np.arange(len(prepared))
-        for number, (backbone, spec) in enumerate(zip(self._backbones, self._specs, strict=True)):
-            images = torch.stack([own.pixels[number] for own in prepared]).to(self.device)
-            with autocast(self.device, spec["precision"]):
-                pooled, maps = backbone.features(images, spec["statistics"])
-            found.append(FeatureRows(pooled.cpu().numpy(), maps.cpu().numpy(), place, place))
-        return replace(found[0], beside=tuple(found[1:]))
+    def _fitted(self) -> list[FittedMPFM]:
+        """The detector of each backbone."""
+        return [self._detector] if isinstance(self._detector, FittedMPFM) else self._detector.detectors
 
 
-def prepare(image: ImageLike, sizes: Sequence[int], pixel_range: str) -> Prepared:
-    """An image as the backbones read it, resized as in training."""
-    rgb = read_image(image, pixel_range)
-    return Prepared(tuple(to_pixels(rgb, size) for size in sizes), rgb.size)
-
-
-def read_image(image: ImageLike, pixel_range: str) -> Image.Image:
-    """RGB of whatever is given; bit depth and range are those of the images that the model has learned from."""
-    try:
-        if isinstance(image, str | Path):
-            return decode(str(image), Path(image).read_bytes(), MAX_PIXELS, pixel_range=pixel_range)
-        return to_rgb(_from_array(image) if isinstance(image, np.ndarray) else image, pixel_range)
-    except (OSError, SyntaxError, ValueError, TypeError) as error:
-        name = str(image) if isinstance(image, str | Path) else "The image"
-        problem = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise InputError(f"{name} cannot be used: {problem}") from error
-
-
-def _from_array(array: np.ndarray) -> Pixels:
-    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)) or 0 in array.shape:
-        raise UnusableImageError(f"an array of shape {array.shape}; an image is (height, width) or (height, width, 3)")
-    if array.dtype == np.uint8:
-        return Image.fromarray(array)
-    if array.dtype.kind not in "uif":
-        raise UnusableImageError(f"values of {array.dtype}; they must be integers or floating point")
-    return array[..., :3] if array.ndim == 3 else array
+def _shares(detector: FittedMPFM, scores: Scores) -> np.ndarray:
+    """What each of the four scores adds to the sum, (n, 4)."""
+    calibration = detector.calibration
+    assert scores.parts is not None and scores.mode is not None
+    return calibration.standardise(scores.parts, scores.mode) * (SIGNS * calibration.weight)

@@ -1,104 +1,41 @@
 """Predictions of many files: a log that grows while the work goes on, and the table that is made of it.
 
-The log has one line for each file with what does not depend on a threshold. An interrupted prediction goes on where it
-stopped, and another false-alarm rate needs no new prediction. A file that was changed is predicted again.
+An interrupted prediction resumes from its log, and another false-alarm rate needs no new prediction. A file that was
+changed is predicted again. While the backbone reads some images, a second thread judges those before them.
 """
 
 from __future__ import annotations
 
-import glob
 import hashlib
-import json
 import logging
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from mpfm_kedro.detectors.mpfm.calibration import PARTS
+from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.files import replacing
-from mpfm_kedro.inspection.inspector import Inspector, Prediction, Prepared, prepare
+from mpfm_kedro.inspection.finding import as_text
+from mpfm_kedro.inspection.inspector import Inspector, Prediction
 from mpfm_kedro.inspection.model import model_digest
+from mpfm_kedro.inspection.prediction_log import PART_COLUMNS, Logged, PredictionLog
+from mpfm_kedro.inspection.preparation import Prepared, prepare
 from mpfm_kedro.inspection.thresholds import GOOD, Promise, decide, p_values
 from mpfm_kedro.progress import progress
-from mpfm_kedro.sources.layout import IMAGE_SUFFIXES
 
 logger = logging.getLogger(__name__)
-PART_COLUMNS = [f"score_{part}" for part in PARTS]
 COLUMNS = ["path", "score", "p_value", "decision", "mode", *PART_COLUMNS, "flagged_by", "box", "area", "error"]
 ERROR = "error"
 OVERLAY_SIDE = 640
-
-
-def find_images(images: str) -> list[Path]:
-    """The image files that a file, a folder (with all folders in it) or a glob pattern names, sorted."""
-    path = Path(images)
-    if path.is_dir():
-        found = [Path(folder) / name for folder, _, names in os.walk(path) for name in names if is_image(name)]
-    elif path.is_file():
-        return [path]
-    else:
-        matches = (Path(name) for name in glob.iglob(images, recursive=True))  # noqa: PTH207, patterns may be absolute
-        found = [match for match in matches if match.is_file() and is_image(match.name)]
-    if not found:
-        suffixes = " ".join(sorted(IMAGE_SUFFIXES))
-        kind = "has no image" if path.is_dir() else "is no file or folder, and no pattern that matches an image"
-        raise InputError(f"Parameter 'images' = '{images}' {kind}; images end in {suffixes}")
-    return sorted(found)
-
-
-def is_image(name: str) -> bool:
-    """Whether a file is an image, by its name."""
-    return Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith(".")
-
-
-def as_text(name: str) -> str:
-    """A file name with all bytes that are no text written out, such as an escape of Python."""
-    return name.encode("utf-8", "backslashreplace").decode()
-
-
-@dataclass(frozen=True)
-class PredictionLog:
-    """What one model said of files: a line of JSON for each, only ever appended."""
-
-    file: Path
-
-    @classmethod
-    def of(cls, folder: Path, card: dict[str, Any]) -> PredictionLog:
-        """The log of a model among those in a folder."""
-        return cls(folder / f"{model_digest(card)}.jsonl")
-
-    def read(self, only: Collection[str] | None = None) -> dict[str, dict[str, Any]]:
-        """The last line of each file, or of some files alone, by path; a half-written line does not count."""
-        found = {}
-        if self.file.is_file():
-            with self.file.open(encoding="utf-8") as lines:
-                for line in lines:
-                    try:
-                        row = json.loads(line)
-                    except ValueError:
-                        continue
-                    if only is None or row["path"] in only:
-                        found[row["path"]] = row
-        return found
-
-    def append(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Add lines, and see that they are on the disk."""
-        try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            with self.file.open("a", encoding="utf-8") as log:
-                if log.tell() and not _ends_a_line(self.file):
-                    log.write("\n")
-                log.writelines(json.dumps(row) + "\n" for row in rows)
-                log.flush()
-                os.fsync(log.fileno())
-        except OSError as error:
-            raise InputError(f"Cannot write {self.file}: {error.strerror}") from error
 
 
 def predict_files(
@@ -106,7 +43,7 @@ def predict_files(
     files: Sequence[Path],
     log: PredictionLog,
     promised: Promise,
-    overlays: Path,
+    overlays: Path | None = None,
     which: str = "flagged",
     workers: int = 1,
 ) -> pd.DataFrame:
@@ -117,32 +54,28 @@ def predict_files(
         files: to predict.
         log: of what the model has said before.
         promised: the thresholds.
-        overlays: the folder of overlays.
+        overlays: the folder of overlays; None for none.
         which: images that get one: flagged, all or none.
         workers: processes that decode.
     """
-    known = log.read()
-    remaining = [
-        file for file in files if _is_new(file, known) or _lacks_overlay(file, known, promised, overlays, which)
-    ]
+    resolved = [real_path(file) for file in files]
+    known = log.known({str(path) for path in resolved})
+    drawing = Drawing(inspector, overlays, promised, "none" if overlays is None else which)
+    drawing.delete_those_of_other_models()
+    remaining = [path for path in resolved if _is_new(path, known) or drawing.is_missing(path, known[str(path)])]
     if remaining:
         logger.info("%d of %d images are to be predicted", len(remaining), len(files))
     with progress("Predicting", len(remaining), "images") as bar:
-        for part, predictions in _predicted(inspector, remaining, promised, workers):
-            rows = [_row(inspector, file, found) for file, found in zip(part, predictions, strict=True)]
-            for file, found in zip(part, predictions, strict=True):
-                if isinstance(found, Prediction) and _is_shown(found.decision, which):
-                    save_overlay(inspector, file, found, overlay_path(overlays, file))
+        for rows in _predicted(inspector, remaining, drawing, workers):
             log.append(rows)
-            known.update({row["path"]: row for row in rows})
-            bar.advance(len(part))
-    return tabulate([known[str(file.resolve())] for file in files], promised, inspector)
+            known.update((row["path"], Logged.of(row)) for row in rows)
+            bar.advance(len(rows))
+    return tabulate([(str(path), known[str(path)]) for path in resolved], promised, inspector)
 
 
-def tabulate(rows: Sequence[dict[str, Any]], promised: Promise, inspector: Inspector) -> pd.DataFrame:
-    """The table of some lines of the log, with decisions by these thresholds."""
-    rows = [row | {"path": as_text(row["path"])} for row in rows]
-    table = pd.DataFrame(rows, columns=["path", "score", "mode", *PART_COLUMNS, "flagged_by", "box", "area", "error"])
+def tabulate(rows: Iterable[tuple[str, Logged]], promised: Promise, inspector: Inspector) -> pd.DataFrame:
+    """The table of some files and what the log says of them, with decisions by these thresholds."""
+    table = pd.DataFrame([(as_text(path), *row) for path, row in rows], columns=["path", *Logged._fields])
     usable = table["error"] == ""
     table["decision"], table["p_value"] = ERROR, float("nan")
     if usable.any():
@@ -153,18 +86,83 @@ def tabulate(rows: Sequence[dict[str, Any]], promised: Promise, inspector: Inspe
     return table[COLUMNS].sort_values(["score", "path"], ascending=[False, True], ignore_index=True)
 
 
-def overlay_path(folder: Path, file: Path | str) -> Path:
-    """Where the overlay of a file is."""
-    name = hashlib.sha256(os.fsencode(Path(file).resolve())).hexdigest()[:20]
-    return folder / f"{name}.jpg"
+def overlay_path(folder: Path, card: Mapping[str, Any], file: Path | str) -> Path:
+    """Where the overlay of a file is; each model has its own."""
+    name = hashlib.sha256(os.fsencode(real_path(file))).hexdigest()[:20]
+    return folder / model_digest(card) / f"{name}.jpg"
 
 
-def save_overlay(inspector: Inspector, file: Path, prediction: Prediction, target: Path) -> None:
-    """Write the image with its heat map over it."""
-    shown = inspector.overlay(file, prediction)
-    shown.thumbnail((OVERLAY_SIDE, OVERLAY_SIDE))
-    with replacing(target) as partial:
-        shown.save(partial, format="jpeg", quality=88)
+def real_path(file: Path | str) -> Path:
+    """Where a file really is; of links in a circle, where they begin."""
+    return Path(os.path.realpath(file))
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Which images get an overlay, and where.
+
+    Args:
+        inspector: of the model.
+        folder: of overlays; None where no image gets one.
+        promised: the thresholds that decide which images are flagged.
+        which: flagged, all or none.
+    """
+
+    inspector: Inspector
+    folder: Path | None
+    promised: Promise
+    which: str
+
+    def is_missing(self, path: Path, known: Logged) -> bool:
+        """Whether an image that was predicted before lacks its overlay."""
+        if self.folder is None or known.error:
+            return False
+        decision = str(decide([known.score], self.promised)[0])
+        return self._is_shown(decision) and not overlay_path(self.folder, self.inspector.card, path).is_file()
+
+    def draw(self, path: Path, prediction: Prediction) -> None:
+        """Write the image with its heat map over it, if it is one of those that get one."""
+        if self.folder is None or not self._is_shown(prediction.decision):
+            return
+        shown = self.inspector.overlay(path, prediction)
+        shown.thumbnail((OVERLAY_SIDE, OVERLAY_SIDE))
+        with replacing(overlay_path(self.folder, self.inspector.card, path)) as partial:
+            shown.save(partial, format="jpeg", quality=88)
+
+    def delete_those_of_other_models(self) -> None:
+        """Delete overlays that show what another model has said."""
+        if self.folder is not None and self.folder.is_dir():
+            for other in self.folder.iterdir():
+                if other.name != model_digest(self.inspector.card):
+                    shutil.rmtree(other) if other.is_dir() else other.unlink()
+
+    def _is_shown(self, decision: str) -> bool:
+        return self.which == "all" or (self.which == "flagged" and decision != GOOD)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Some files as the backbones read them.
+
+    Args:
+        places: of the files among all.
+        pixels: of those that can be read, (n, 3, S, S) for each backbone.
+        sizes: width and height of these.
+        problems: why a file cannot be read, for each; empty where it can.
+    """
+
+    places: list[int]
+    pixels: tuple[Tensor, ...]
+    sizes: list[tuple[int, int]]
+    problems: list[str]
+
+    @classmethod
+    def of(cls, read: Sequence[tuple[int, Prepared | str]]) -> _Batch:
+        """A batch of single files."""
+        usable = [own for _, own in read if isinstance(own, Prepared)]
+        pixels = tuple(torch.stack(own) for own in zip(*(each.pixels for each in usable), strict=True))
+        problems = [own if isinstance(own, str) else "" for _, own in read]
+        return cls([place for place, _ in read], pixels, [own.size for own in usable], problems)
 
 
 @dataclass(frozen=True)
@@ -174,73 +172,79 @@ class _Files(Dataset):
     files: Sequence[Path]
     sizes: tuple[int, ...]
     pixel_range: str
+    max_megapixels: float
 
     def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, i: int) -> Prepared | str:
+    def __getitem__(self, i: int) -> tuple[int, Prepared | str]:
         name = str(self.files[i])
         if as_text(name) != name:  # tables and pages are UTF-8
-            return f"{as_text(name)} cannot be used: its name is no text in UTF-8; rename it"
+            return i, f"{as_text(name)} cannot be used: its name is no text in UTF-8; rename it"
         try:
-            return prepare(self.files[i], self.sizes, self.pixel_range)
+            return i, prepare(self.files[i], self.sizes, self.pixel_range, self.max_megapixels)
         except InputError as error:
-            return str(error)
+            return i, str(error)
 
 
 def _predicted(
-    inspector: Inspector, files: Sequence[Path], promised: Promise, workers: int
-) -> Iterator[tuple[list[Path], list[Prediction | str]]]:
-    """Some files at once, and what is predicted of each, or why it cannot be read."""
-    dataset = _Files(files, inspector.sizes, inspector.card["pixel_range"])
+    inspector: Inspector, files: Sequence[Path], drawing: Drawing, workers: int
+) -> Iterator[list[dict[str, Any]]]:
+    """The lines of the log of some files at once; their overlays are drawn."""
+    dataset = _Files(files, inspector.sizes, inspector.card["pixel_range"], inspector.max_megapixels)
     workers = min(workers, len(files) // inspector.batch_size)
-    loader: Iterable[list[Prepared | str]] = DataLoader(
-        dataset, inspector.batch_size, num_workers=workers, collate_fn=list, prefetch_factor=4 if workers else None
+    loader: Iterable[_Batch] = DataLoader(
+        dataset, inspector.batch_size, num_workers=workers, collate_fn=_Batch.of, prefetch_factor=4 if workers else None
     )
-    start = 0
-    for batch in loader:
-        usable = [own for own in batch if isinstance(own, Prepared)]
-        predictions = iter(inspector.predict_prepared(usable, promised) if usable else [])
-        found = [own if isinstance(own, str) else next(predictions) for own in batch]
-        yield list(files[start : start + len(batch)]), found
-        start += len(batch)
+    with ThreadPoolExecutor(1) as second:
+        before: Future[list[dict[str, Any]]] | None = None
+        for batch in loader:
+            rows = inspector.features(batch.pixels) if batch.pixels else None
+            judged = second.submit(_judge, inspector, [files[place] for place in batch.places], batch, rows, drawing)
+            if before is not None:
+                yield before.result()
+            before = judged
+        if before is not None:
+            yield before.result()
 
 
-def _row(inspector: Inspector, file: Path, found: Prediction | str) -> dict[str, Any]:
-    """The line of a file in the log."""
-    row: dict[str, Any] = {"path": str(file.resolve()), **_state(file)}
-    if isinstance(found, str):
-        return row | {"error": found}
-    normals, anomalies = inspector.explain(found)
-    region = found.regions[0] if found.regions else None
-    return row | {
-        "score": found.score,
-        "mode": found.mode,
-        **{f"score_{part}": value for part, value in found.parts.items()},
-        "shares": found.shares,
-        "flagged_by": found.flagged_by,
+def _judge(
+    inspector: Inspector, files: Sequence[Path], batch: _Batch, rows: FeatureRows | None, drawing: Drawing
+) -> list[dict[str, Any]]:
+    predictions = inspector.judge(rows, batch.sizes, drawing.promised) if rows is not None else []
+    likenesses = inspector.explain_many(predictions) if predictions else []
+    found = iter(zip(predictions, likenesses, strict=True))
+    lines = []
+    for file, problem in zip(files, batch.problems, strict=True):
+        line: dict[str, Any] = {"path": str(file), **_state(file)}
+        if problem:
+            lines.append(line | {"error": problem})
+            continue
+        prediction, (normals, anomalies) = next(found)
+        drawing.draw(file, prediction)
+        near = {"normals": [own.sample_id for own in normals], "anomalies": [own.sample_id for own in anomalies]}
+        lines.append(line | _said(prediction) | near)
+    return lines
+
+
+def _said(prediction: Prediction) -> dict[str, Any]:
+    """What the log keeps of a prediction."""
+    region = prediction.regions[0] if prediction.regions else None
+    return {
+        "score": prediction.score,
+        "mode": prediction.mode,
+        **{f"score_{part}": value for part, value in prediction.parts.items()},
+        "shares": prediction.shares,
+        "flagged_by": prediction.flagged_by,
         "box": ",".join(map(str, region.box)) if region else "",
-        "area": sum(own.area for own in found.regions),
-        "normals": [own.sample_id for own in normals],
-        "anomalies": [own.sample_id for own in anomalies],
+        "area": sum(own.area for own in prediction.regions),
         "error": "",
     }
 
 
-def _is_new(file: Path, known: dict[str, dict[str, Any]]) -> bool:
-    row = known.get(str(file.resolve()))
-    return row is None or any(row[name] != value for name, value in _state(file).items())
-
-
-def _lacks_overlay(file: Path, known: dict[str, dict[str, Any]], promised: Promise, overlays: Path, which: str) -> bool:
-    row = known[str(file.resolve())]
-    if row["error"] or overlay_path(overlays, file).is_file():
-        return False
-    return _is_shown(str(decide([row["score"]], promised)[0]), which)
-
-
-def _is_shown(decision: str, which: str) -> bool:
-    return which == "all" or (which == "flagged" and decision != GOOD)
+def _is_new(path: Path, known: Mapping[str, Logged]) -> bool:
+    row = known.get(str(path))
+    return row is None or {"size": row.size, "modified": row.modified} != _state(path)
 
 
 def _state(file: Path) -> dict[str, int]:
@@ -250,9 +254,3 @@ def _state(file: Path) -> dict[str, int]:
     except OSError:
         return {"size": -1, "modified": -1}
     return {"size": found.st_size, "modified": found.st_mtime_ns}
-
-
-def _ends_a_line(file: Path) -> bool:
-    with file.open("rb") as content:
-        content.seek(-1, os.SEEK_END)
-        return content.read(1) == b"\n"

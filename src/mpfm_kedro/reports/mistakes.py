@@ -13,7 +13,8 @@ from mpfm_kedro.reports.markup import data_table, paragraphs
 EXPLAINED = (
     "Of the first seed: the anomalies of each class with the lowest scores, and the normal images with the highest. "
     "Colours show where a score comes from, on a scale that unseen normals set. The decision is that of a threshold "
-    "for the false-alarm rate of inspection.false_alarm_rate."
+    "for the false-alarm rate of inspection.false_alarm_rate. A name opens the file, as long as images and results "
+    "stay where they are."
 )
 POINTS = (
     "What that threshold does on the test images of the first seed. promised: the share of normals that are called "
@@ -42,6 +43,7 @@ def show_mistakes(mistakes: pd.DataFrame, operating_points: pd.DataFrame) -> lis
 def _figure(row: dict[Any, Any]) -> str:
     source = base64.b64encode(row["image"]).decode()
     name = html.escape(str(row["sample"]))
-    caption = f"{name}<br>score {row['score']:.2f}, {html.escape(str(row['decision']))}"
+    file = f"<a href='{html.escape(str(row['link']))}'>{name}</a>"
+    caption = f"{file}<br>score {row['score']:.2f}, {html.escape(str(row['decision']))}"
     image = f"<img alt='{name}' src='data:image/jpeg;base64,{source}'>"
     return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"

@@ -20,7 +20,7 @@ from mpfm_kedro.errors import InputError
 from mpfm_kedro.files import replacing
 from mpfm_kedro.inspection.model import Model
 from mpfm_kedro.inspection.thresholds import Promise, describe, item_scores, miss_rate, promise
-from mpfm_kedro.parameters import InspectionParameters
+from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
 from mpfm_kedro.reports.findings import SIGNS, STYLE, badge, likenesses, reason, share_table
 from mpfm_kedro.reports.markup import page, paragraphs
 from mpfm_kedro.reports.score_histogram import draw_histogram
@@ -44,14 +44,15 @@ class Pictures:
     folder: Path
     thumbnails: Mapping[str, bytes]
     pixel_range: str
+    max_megapixels: float
     _written: set[str] = field(default_factory=set)
 
     def of_file(self, path: str) -> str:
         """The address of the picture of an image; empty where it cannot be read any more."""
-        from mpfm_kedro.inspection.inspector import read_image  # with torch, which is slow to import
+        from mpfm_kedro.inspection.preparation import read_image  # with torch, which is slow to import
 
         try:
-            small = read_image(path, self.pixel_range)
+            small = read_image(path, self.pixel_range, self.max_megapixels)
         except InputError:
             return ""
         small.thumbnail((SIDE, SIDE))
@@ -89,21 +90,23 @@ def write_page(
     log_folder: Path,
     overlays: Path,
     parameters: InspectionParameters,
+    ingestion: IngestionParameters,
     gallery: Path,
 ) -> str:
     """The page. Pictures are written to the folder ``gallery``, which is beside it, as ``overlays`` is."""
-    from mpfm_kedro.inspection.predictions import PredictionLog, overlay_path  # with torch, which is slow to import
+    from mpfm_kedro.inspection.prediction_log import PredictionLog
+    from mpfm_kedro.inspection.predictions import overlay_path  # with torch, which is slow to import
 
     shown = choose(predictions)
     said = PredictionLog.of(log_folder, model.card).read(set(shown["path"]))
     known = model.gallery.table
     thumbnails = dict(zip(known["sample_id"], known["thumbnail"], strict=True))
-    pictures = Pictures(gallery, thumbnails, model.card["pixel_range"])
+    pictures = Pictures(gallery, thumbnails, model.card["pixel_range"], ingestion.max_megapixels)
     folder = _common_folder(shown["path"])
     articles = []
     for row in shown.to_dict("records"):
-        overlay = overlay_path(overlays, row["path"])
-        address = f"{overlays.name}/{overlay.name}" if overlay.is_file() else ""
+        overlay = overlay_path(overlays, model.card, row["path"])
+        address = overlay.relative_to(overlays.parent).as_posix() if overlay.is_file() else ""
         articles.append(_article(row, said.get(row["path"], {}), pictures, address, folder))
     pictures.delete_others()
     parts = [*_summary(predictions, model, parameters), *_introduction(predictions, shown, folder), *articles]

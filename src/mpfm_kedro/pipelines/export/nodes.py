@@ -27,7 +27,8 @@ def export_network(images: Any, model: Model, samples: pd.DataFrame, loader: Ima
     """
     from mpfm_kedro.inspection.export import NETWORK, describe, export_model  # with torch, which is slow to import
 
-    chosen = read_samples(samples, loader) if images is None else read_files(images, model.card["pixel_range"])
+    files = None if images is None else read_files(images, model.card["pixel_range"], loader.max_pixels)
+    chosen = read_samples(samples, loader) if files is None else files
     parity = export_model(model, chosen, folder)
     return f"{folder / NETWORK} is written. {describe(parity)}\nThresholds are in card.json beside it."
 
@@ -42,11 +43,11 @@ def read_samples(samples: pd.DataFrame, loader: ImageLoader) -> Iterator[tuple[s
         yield str(row.sample_id), loader.read(str(row.path), str(row.crop), str(row.pixel_range))
 
 
-def read_files(images: str, pixel_range: str) -> Iterator[tuple[str, Image.Image]]:
+def read_files(images: str, pixel_range: str, max_pixels: int) -> Iterator[tuple[str, Image.Image]]:
     """Images from all over those that a path names."""
-    from mpfm_kedro.inspection.inspector import read_image
-    from mpfm_kedro.inspection.predictions import find_images
+    from mpfm_kedro.inspection.finding import find_images
+    from mpfm_kedro.inspection.preparation import read_image  # with torch, which is slow to import
     from mpfm_kedro.inspection.production import evenly
 
     for file in evenly(find_images(images), IMAGES):
-        yield str(file), read_image(file, pixel_range)
+        yield str(file), read_image(file, pixel_range, max_pixels / 1e6)

@@ -81,5 +81,5 @@ def summarise_model(model: Model) -> str:
     return (
         f"A model of {name} was made from {data['normals']:,} normals and {data['anomalies']:,} known anomalies.\n"
         f"{card['promise_in_words']}\n"
-        "To use it: kedro run --pipelines=predict --params=images=PATH"
+        "To use it: kedro run --pipelines=predict --params=images=PATH, with the other parameters of this run"
     )

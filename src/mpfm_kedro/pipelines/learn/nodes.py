@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,17 @@ import pandas as pd
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.protocol import make_learning_runs
 from mpfm_kedro.inspection.collection import Collection
+from mpfm_kedro.inspection.finding import find_images
 from mpfm_kedro.inspection.model import Model
-from mpfm_kedro.parameters import InspectionParameters
+from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
 
-MOST_COMPARED = 500  # earlier predictions, those with the highest scores
+SHOWN = 20  # predictions that change, on the terminal
 
 
 def add_images(
     images: Any, label: Any, collection: Collection, samples: pd.DataFrame, model: Model
 ) -> tuple[Collection, Model]:
     """The collection with the images that the parameters name, and the model that has not learned them yet."""
-    from mpfm_kedro.inspection.predictions import find_images  # with torch, which is slow to import
-
     if images is None or label is None:
         raise InputError("Parameters 'images' and 'label' are needed: --params=images=PATH,label=anomaly (or normal)")
     return collection.add(find_images(images), label, samples), model
@@ -34,20 +34,34 @@ def plan_learning(samples: pd.DataFrame, all_samples: pd.DataFrame, seed: int) -
 
 
 def compare_predictions(
-    before: Model, after: Model, predictions: pd.DataFrame, parameters: InspectionParameters, device: str
+    before: Model,
+    after: Model,
+    predictions: pd.DataFrame,
+    log_folder: Path,
+    parameters: InspectionParameters,
+    ingestion: IngestionParameters,
+    device: str,
 ) -> pd.DataFrame:
-    """Score and decision of earlier predictions by the model before and the model after learning."""
-    from mpfm_kedro.inspection.inspector import Inspector  # with torch, which is slow to import
+    """Score and decision of all earlier predictions by the model before and the model after learning.
 
-    known = predictions[predictions["error"] == ""].head(MOST_COMPARED)
-    files = [path for path in known["path"] if Path(path).is_file()]
-    columns = {"path": files}
+    What the model before has said is in its log. What the new one says goes to a log of its own: the next prediction
+    of the same images needs no computing.
+    """
+    from mpfm_kedro.inspection.inspector import Inspector  # with torch, which is slow to import
+    from mpfm_kedro.inspection.prediction_log import PredictionLog
+    from mpfm_kedro.inspection.predictions import predict_files
+
+    files = [Path(path) for path in predictions.loc[predictions["error"] == "", "path"] if Path(path).is_file()]
+    compared = pd.DataFrame({"path": [str(file) for file in files]})
     for name, model in (("before", before), ("after", after)):
-        inspector = Inspector(model, device)
+        inspector = Inspector(model, device, ingestion.max_megapixels)
         promised = inspector.promised(parameters.false_alarm_rate, parameters.confidence)
-        found = list(inspector.predict_many(files, promised))
-        columns |= {f"score_{name}": [own.score for own in found], f"decision_{name}": [own.decision for own in found]}
-    return pd.DataFrame(columns)
+        log = PredictionLog.of(log_folder, model.card)
+        found = predict_files(inspector, files, log, promised, workers=parameters.workers)
+        own = found[["path", "score", "decision"]].drop_duplicates("path")
+        own = own.rename(columns={"score": f"score_{name}", "decision": f"decision_{name}"})
+        compared = compared.merge(own, on="path", how="left")
+    return compared
 
 
 def summarise_learning(before: Model, after: Model, compared: pd.DataFrame, run_metrics: pd.DataFrame) -> str:
@@ -58,7 +72,9 @@ def summarise_learning(before: Model, after: Model, compared: pd.DataFrame, run_
     flipped = compared[compared["decision_before"] != compared["decision_after"]]
     lines.append(f"Of {len(compared):,} earlier predictions, {len(flipped):,} change:")
     rows: Any = flipped.itertuples()
-    lines += [f"  {row.decision_before} → {row.decision_after}  {row.path}" for row in rows][:20]
+    lines += [f"  {row.decision_before} → {row.decision_after}  {row.path}" for row in islice(rows, SHOWN)]
+    if len(flipped) > SHOWN:
+        lines.append(f"  and {len(flipped) - SHOWN:,} more: see compared.csv")
     auc = dict(zip(run_metrics["run"], run_metrics["auc"], strict=True))
     lines.append(f"AUC of the general setting, before and after learning: {auc['before']:.3f}, {auc['after']:.3f}")
     lines.append("To go back: kedro versions list, then kedro versions use DATASET production VERSION")

@@ -11,7 +11,8 @@ from mpfm_kedro.pipelines.fit.pipeline import create_production
 from mpfm_kedro.pipelines.learn.nodes import add_images, compare_predictions, plan_learning, summarise_learning
 
 MPFM = ["params:prototypes", "params:repairs", "params:training", "params:backbone"]
-SHARED = {"samples", "production_samples", "model_cache", "production_model", "earlier_model", "earlier_predictions"}
+SHARED = {"samples", "production_samples", "model_cache", "production_model", "earlier_model"}
+SHARED |= {"earlier_predictions", "prediction_log"}
 
 
 def create_pipeline(**_: object) -> Pipeline:
@@ -40,7 +41,14 @@ def _create_learning() -> Pipeline:
             node(measure_trials, ["scores", "costs"], "run_metrics", name="measure_trials"),
             node(
                 compare_predictions,
-                [*both, "earlier_predictions", "params:inspection", "params:device"],
+                [
+                    *both,
+                    "earlier_predictions",
+                    "prediction_log",
+                    "params:inspection",
+                    "params:ingestion",
+                    "params:device",
+                ],
                 "compared",
                 name="compare_predictions",
             ),

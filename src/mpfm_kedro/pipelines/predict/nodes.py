@@ -9,8 +9,9 @@ from typing import Any
 import pandas as pd
 
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.inspection.finding import find_images
 from mpfm_kedro.inspection.model import Model
-from mpfm_kedro.parameters import InspectionParameters
+from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
 
 
 def predict_images(
@@ -19,15 +20,17 @@ def predict_images(
     log_folder: Path,
     overlays: Path,
     parameters: InspectionParameters,
+    ingestion: IngestionParameters,
     device: str,
 ) -> pd.DataFrame:
     """One row per image that the parameter ``images`` names, the highest score first."""
     from mpfm_kedro.inspection.inspector import Inspector  # with torch, which is slow to import
-    from mpfm_kedro.inspection.predictions import PredictionLog, find_images, predict_files
+    from mpfm_kedro.inspection.prediction_log import PredictionLog
+    from mpfm_kedro.inspection.predictions import predict_files
 
     if images is None:
         raise InputError("Parameter 'images' is missing: name a file, a folder or a pattern, --params=images=PATH")
-    inspector = Inspector(model, device)
+    inspector = Inspector(model, device, ingestion.max_megapixels)
     promised = inspector.promised(parameters.false_alarm_rate, parameters.confidence)
     log = PredictionLog.of(log_folder, model.card)
     return predict_files(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from urllib.parse import quote
+
 import pandas as pd
 
 from mpfm_kedro.backbones.features import Features
@@ -24,10 +28,14 @@ def show_mistakes(
     images: ImageLoader,
     initial_models: dict[str, ArtefactFile],
     models: dict[str, ArtefactFile],
+    report_folder: Path,
     inspection: InspectionParameters,
     device: str,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Of the first seed's MPFM in each cell: misses and false alarms as images, precision and recall at a threshold."""
+    """Of the first seed's MPFM in each cell: misses and false alarms as images, precision and recall at a threshold.
+
+    Each image has a link to its file, relative to the folder of the report.
+    """
     from mpfm_kedro.inspection.mistakes import COLUMNS, POINTS, find_mistakes  # with torch, which is slow to import
 
     ours = trials[trials["method"] == TRAINED]
@@ -42,4 +50,12 @@ def show_mistakes(
         )
         tables.append(table)
         points.append(point)
-    return pd.concat(tables[1:] or tables, ignore_index=True), pd.DataFrame(points, columns=POINTS)
+    table = pd.concat(tables[1:] or tables, ignore_index=True)
+    paths = samples.set_index("sample_id")["path"].loc[table["sample"]]
+    links = [quote(Path(os.path.relpath(images.folder / path, report_folder)).as_posix()) for path in paths]
+    return table.assign(link=links), pd.DataFrame(points, columns=POINTS)
+
+
+def keep_report(report: str) -> str:
+    """The report as a version, two folders deeper below the output folder: its links lead to the same files."""
+    return report.replace("<head>", "<head><base href='../../'>", 1)

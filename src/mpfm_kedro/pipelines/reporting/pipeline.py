@@ -9,11 +9,11 @@ from kedro.pipeline.node import Node
 
 from mpfm_kedro.experiments.models import sample_features, tabulate_history, tabulate_modes
 from mpfm_kedro.experiments.versions import record
-from mpfm_kedro.pipelines.reporting.nodes import show_mistakes
+from mpfm_kedro.pipelines.reporting.nodes import keep_report, show_mistakes
 from mpfm_kedro.reports import figures
 from mpfm_kedro.reports.setting import write_report, write_summary
 
-VERSIONED = ["runs", "trials", "initial_models", "models", "scores", "run_metrics", "summary", "report", "record"]
+VERSIONED = ["runs", "trials", "initial_models", "models", "scores", "run_metrics", "summary", "record"]
 
 
 def create_pipeline(nodes: list[Node] | None = None, **_: object) -> Pipeline:
@@ -47,7 +47,7 @@ def create_pipeline(nodes: list[Node] | None = None, **_: object) -> Pipeline:
             node(
                 show_mistakes,
                 ["runs", "trials", "scores", "features", "samples", "images", "initial_models", "models"]
-                + ["params:inspection", "params:device"],
+                + ["report_folder", "params:inspection", "params:device"],
                 ["mistakes", "operating_points"],
                 name="show_mistakes",
             ),
@@ -64,6 +64,7 @@ def create_pipeline(nodes: list[Node] | None = None, **_: object) -> Pipeline:
     versions = Pipeline(
         [
             node(record, ["features", "models", "initial_models"], "record", name="record"),
+            node(keep_report, "report", "report_version", name="keep_report"),
             *(node(keep, name, f"{name}_version", name=f"keep_{name}") for name in VERSIONED),
         ]
     )
