@@ -17,7 +17,6 @@ from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.cache import Cache
 from mpfm_kedro.experiments.contents import learned_contents
 from mpfm_kedro.experiments.protocol import make_study_runs
-from mpfm_kedro.experiments.rates import measured_rates
 from mpfm_kedro.experiments.specifications import (
     FLOW_EPOCHS,
     SIMPLE,
@@ -28,12 +27,13 @@ from mpfm_kedro.experiments.specifications import (
 )
 from mpfm_kedro.experiments.trials import (
     Trial,
+    _slowness,
     _task_epochs,
+    _task_seconds,
     fit_piece,
     plan_pieces,
     plan_trials,
     read_trials,
-    task_seconds,
 )
 from mpfm_kedro.parameters import Parameters, check_parameters
 
@@ -268,13 +268,13 @@ def test_forecast_of_a_closed_form_grows_with_the_normals_and_that_of_training_d
     few = trials + trials_of(*setting_specifications(*mpfm(parameters)))[:1]
     initial = [plan_pieces([trial], features, CACHE, None, "cpu") for trial in few]
     assert len(few[0].run["train_normals"]) < len(few[1].run["train_normals"])
-    first, second = (task_seconds(next(iter(planned.values()))) for planned in initial)
+    first, second = (_task_seconds(next(iter(planned.values()))) for planned in initial)
     assert 0 < first < second < 25, "25 s are those of 1,131 normals at 224 px"
     heads = [
         next(iter(plan_pieces([trial], features, CACHE, {n: t.entry for n, t in planned.items()}, "cpu").values()))
         for trial, planned in zip(few, initial, strict=True)
     ]
-    assert task_seconds(heads[0]) == task_seconds(heads[1]) > 0
+    assert _task_seconds(heads[0]) == _task_seconds(heads[1]) > 0
 
 
 def test_forecast_follows_how_long_earlier_pieces_took_here(parameters, features, tmp_path):
@@ -285,8 +285,8 @@ def test_forecast_follows_how_long_earlier_pieces_took_here(parameters, features
     entries = {name: task.entry for name, task in initial.items()}
     supervised = plan_pieces(trials, features, Cache(tmp_path), entries, "cpu")
     heads = next(task for task in supervised.values() if task.piece.name == "heads")
-    assert measured_rates(Cache(tmp_path)).slowness(heads.piece) == pytest.approx(3)
-    assert measured_rates(CACHE).slowness(heads.piece) == 1, "nothing was fitted there"
+    assert _slowness([heads]) == pytest.approx(3)
+    assert _slowness(list(initial.values())) == 1, "nothing was fitted before the first pieces"
 
 
 def test_epochs_of_a_running_task_are_those_of_its_checkpoint(parameters, features, tmp_path):

@@ -18,6 +18,7 @@ from mpfm_kedro.detectors.pieces import Piece
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.cache import SUFFIX, ArtefactFile, Cache
 
+FORECAST = "forecast"  # among the details of a piece
 NEWEST = 12  # files of each kind that are looked at: older ones may be of another machine
 NOT_FITTED = {"scores", "pixels", "checkpoint"}
 UNMEASURED_BYTES = 4_000_000  # of a piece, as most have on ELPV
@@ -85,8 +86,8 @@ def _fits(files: Iterable[ArtefactFile]) -> list[Fitted]:
             details, size = file.details, file.path.stat().st_size
         except (InputError, OSError):  # damaged, which is not the forecast's concern, or just replaced
             continue
-        if details.get("forecast"):
-            found.append(Fitted(details["seconds"], details["forecast"], details["parameters"], size))
+        if details.get(FORECAST):
+            found.append(Fitted(details["seconds"], details[FORECAST], details["parameters"], size))
     return found
 
 

@@ -23,7 +23,6 @@ from mpfm_kedro.experiments.cache import ArtefactFile, Cache, cache_key
 from mpfm_kedro.experiments.columns import COSTS, PART_COLUMNS, RUN, SCORES
 from mpfm_kedro.experiments.contents import contents, describe_data
 from mpfm_kedro.experiments.protocol import records
-from mpfm_kedro.experiments.rates import measured_rates
 from mpfm_kedro.images.views import ORIGINAL
 from mpfm_kedro.parallel import concurrent_tasks, map_tasks, memory_limit
 from mpfm_kedro.parameters import ComparisonParameters, ComputeParameters
@@ -34,7 +33,7 @@ TRIAL_COLUMNS = [*RUN, "method", "kind", "budget", "note", "specification"]
 PROCESS_BYTES, POOLED_COPIES, SQUARE_COPIES = 800_000_000, 20, 3  # of a task's memory, as measured on ELPV
 REFERENCE_POSITIONS, REFERENCE_NORMALS = 196, 1131  # where the seconds of specifications were measured
 FIXED_SHARE = 0.25  # of a closed form's seconds there, which few normals take as well
-NO_MODE, ALL = -1, "all"
+NO_MODE = -1
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,9 @@ class PieceTask:
     device: str
     memory: int
 
+    def __str__(self) -> str:
+        return f"{self.piece.name} of {self.run['dataset']}, {self.run['run']}"
+
 
 @dataclass(frozen=True)
 class ScoreTask:
@@ -74,6 +76,9 @@ class ScoreTask:
     samples: list[str]
     entry: ArtefactFile
     device: str
+
+    def __str__(self) -> str:
+        return f"scores of {len(self.samples)} samples by {self.load}"
 
 
 def plan_trials(runs: pd.DataFrame, specifications: list[Specification]) -> pd.DataFrame:
@@ -93,12 +98,9 @@ def plan_compared_trials(
 ) -> pd.DataFrame:
     """The trial table of a comparison, each setting with its own methods."""
     trials = plan_trials(runs, specifications)
-    methods = {setting: comparison.of(setting, 1).methods or [] for setting in comparison.settings}
-    wanted = [
-        {method, ALL} & set(methods[setting]) != set()
-        for setting, method in zip(trials["setting"], trials["method"], strict=True)
-    ]
-    return trials[wanted].reset_index(drop=True)
+    methods = {setting: {*(comparison.of(setting, 1).methods or [])} for setting in comparison.settings}
+    pairs = zip(trials["setting"], trials["method"], strict=True)
+    return trials[[bool({method, "all"} & methods[setting]) for setting, method in pairs]].reset_index(drop=True)
 
 
 def read_trials(trials: pd.DataFrame, runs: pd.DataFrame) -> list[Trial]:
@@ -125,7 +127,7 @@ def fit_pieces(
     planned = plan_pieces(trials, features, cache, initial, device)
     distinct = {task.entry.path: task for task in planned.values()}.values()
     for step in sorted({len(task.earlier) for task in distinct}):
-        _fit_missing([task for task in distinct if len(task.earlier) == step], cache, label, compute)
+        _fit_missing([task for task in distinct if len(task.earlier) == step], label, compute)
     return {name: task.entry for name, task in planned.items()}
 
 
@@ -145,17 +147,17 @@ def plan_pieces(
     return planned
 
 
-def _fit_missing(tasks: list[PieceTask], cache: Cache, label: str, compute: ComputeParameters) -> None:
+def _fit_missing(tasks: list[PieceTask], label: str, compute: ComputeParameters) -> None:
     """Fit what is not cached, the longest tasks first; say before how long it takes."""
     remaining = sorted((task for task in tasks if not task.entry.exists()), key=lambda task: -task.piece.seconds)
     if not remaining:
         return
     names = {task.piece.name.replace("_", " ") for task in tasks}
     label = f"{label} ({names.pop()})" if len(names) == 1 else label
-    device, need = remaining[0].device, max(task_memory(task) for task in remaining)
+    device, need = remaining[0].device, max(_task_bytes(task) for task in remaining)
     at_once = concurrent_tasks(compute, device, len(remaining), need)
     share = memory_limit(compute) // at_once if compute.dask_scheduler is None else need
-    rates = measured_rates(cache)
+    slowness = _slowness(remaining)
     map_tasks(
         fit_piece,
         [replace(task, memory=share) for task in remaining],
@@ -164,7 +166,7 @@ def _fit_missing(tasks: list[PieceTask], cache: Cache, label: str, compute: Comp
         device,
         len(tasks),
         need,
-        [task_seconds(task) * rates.slowness(task.piece) for task in remaining],
+        [_task_seconds(task) * slowness for task in remaining],
         _task_epochs,
     )
 
@@ -193,7 +195,8 @@ def score_trials(
     tasks = [_score_task(own, features, models, cache, device, digest) for own in groups]
     remaining = [task for task in tasks if not task.entry.exists()]
     if remaining:
-        need = score_memory(max(len(task.samples) for task in remaining), features)
+        most = max(len(task.samples) for task in remaining)
+        need = PROCESS_BYTES + POOLED_COPIES * most * 4 * sum(spec.pooled_size for spec in features.specs)
         map_tasks(score_samples, remaining, "Scoring", compute, device, len(tasks), need)
     scores, costs = [], []
     for own, task in zip(groups, tasks, strict=True):
@@ -281,7 +284,7 @@ def _piece_task(
     }
     entry, checkpoint = cache.entry(piece.name, key), cache.entry("checkpoint", key)
     task = PieceTask(piece, run, features, earlier, entry, checkpoint, details, device, memory=0)
-    return replace(task, details=details | {"forecast": round(task_seconds(task), 2)})
+    return replace(task, details=details | {"forecast": round(_task_seconds(task), 2)})
 
 
 def pieces_of(trial: Trial, models: dict[str, ArtefactFile]) -> dict[str, ArtefactFile]:
@@ -323,19 +326,19 @@ def _score_table(trial: Trial, chosen: list[int], values: dict[str, np.ndarray])
     return table
 
 
-def score_memory(n_samples: int, features: Features) -> int:
-    """Memory that scoring so many samples takes, about: the process, copies of pooled statistics."""
-    return PROCESS_BYTES + POOLED_COPIES * n_samples * 4 * sum(spec.pooled_size for spec in features.specs)
+def memory_of_fits(tasks: list[PieceTask]) -> int:
+    """Memory that the largest of some fits takes, about; 0 without any."""
+    return max((_task_bytes(task) for task in tasks), default=0)
 
 
-def task_memory(task: PieceTask) -> int:
+def _task_bytes(task: PieceTask) -> int:
     """Memory that fitting a piece takes, about: the process, copies of pooled statistics, square matrices."""
     sizes = [spec.pooled_size for spec in task.features.specs]
     rows = task.features.index["sample_id"].isin({*task.run["train_normals"], *task.run["known_anomalies"]}).sum()
     return PROCESS_BYTES + POOLED_COPIES * int(rows) * 4 * sum(sizes) + SQUARE_COPIES * 8 * max(sizes) ** 2
 
 
-def task_seconds(task: PieceTask) -> float:
+def _task_seconds(task: PieceTask) -> float:
     """About how long fitting a piece takes on one core.
 
     Training takes its number of steps whatever the number of normals; a closed form grows with them.
@@ -344,6 +347,13 @@ def task_seconds(task: PieceTask) -> float:
     if not task.piece.supervised:
         size *= FIXED_SHARE + (1 - FIXED_SHARE) * len(task.run["train_normals"]) / REFERENCE_NORMALS
     return task.piece.seconds * size
+
+
+def _slowness(tasks: list[PieceTask]) -> float:
+    """How much longer than forecast the pieces took that these tasks build on: other machines are slower, or busy."""
+    earlier = {file.path: file.details for task in tasks for file in task.earlier.values()}.values()
+    known = [(details["seconds"], details["forecast"]) for details in earlier if details.get("forecast")]
+    return sum(seconds for seconds, _ in known) / sum(forecast for _, forecast in known) if known else 1.0
 
 
 def _task_epochs(task: PieceTask) -> tuple[int, int]:
