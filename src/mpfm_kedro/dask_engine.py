@@ -44,44 +44,47 @@ def on_dask(
         shared: something large that all tasks need; it is sent to each worker once.
     """
     with _client(parameters) as client:
-        from distributed import CancelledError, KilledWorker, as_completed  # there, or there would be no client
+        from distributed import KilledWorker, as_completed  # there, or there would be no client
 
         resources = _checked_resources(client, parameters)
-        at_once = sum(client.nthreads().values())
-        logger.info(f"{label}: {len(tasks)} tasks on the Dask cluster {parameters.dask_scheduler}, {at_once} at once")
+        threads = sum(client.nthreads().values())
+        logger.info(f"{label}: {len(tasks)} tasks on the Dask cluster {parameters.dask_scheduler}, {threads} at once")
         work = partial(_run, function, parameters.threads or 1)
         more = () if shared is None else (client.scatter(shared, broadcast=True, hash=False),)
-        places: dict[Any, int] = {}
 
-        def submit(place: int, task: Task) -> Any:
-            future = client.submit(work, task, *more, pure=False, resources=resources or None)
-            places[future] = place
-            return future
+        def submit(place: int) -> Any:
+            return client.submit(work, tasks[place], *more, pure=False, resources=resources or None)
 
-        def outcome(future: Any) -> Any:
-            try:
-                return future.result()
-            except CancelledError as error:
-                raise InputError(f"{NAME}: the Dask scheduler at {parameters.dask_scheduler} was lost") from error
-            except Exception as error:
-                return error
-            finally:
-                future.release()
-
-        waiting = enumerate(tasks)
-        stream = as_completed([submit(*each) for each in islice(waiting, max(WAITING, 2 * at_once))])
-        suspects = []
+        waiting, suspects = iter(range(len(tasks))), []
+        places = {submit(place): place for place in islice(waiting, max(WAITING, 2 * threads))}
+        stream = as_completed(list(places))
         for future in stream:
-            place, found = places.pop(future), outcome(future)
+            place, found = places.pop(future), _outcome(future, parameters)
+            room = max(WAITING, 2 * sum(client.nthreads().values())) - len(places)  # workers may have joined
+            new = {submit(place): place for place in islice(waiting, room)}
+            places |= new
+            stream.update(list(new))
             if isinstance(found, KilledWorker):
                 suspects.append(place)
             else:
                 yield place, found
-            for each in islice(waiting, 1):
-                stream.add(submit(*each))
         for place in suspects:  # one at a time: Dask also blames what was on the same worker
-            found = outcome(submit(place, tasks[place]))
+            found = _outcome(submit(place), parameters)
             yield place, InputError(POISON) if isinstance(found, KilledWorker) else found
+
+
+def _outcome(future: Any, parameters: ComputeParameters) -> Any:
+    """The result of a future, or its error; the scheduler may forget both."""
+    from distributed import CancelledError
+
+    try:
+        return future.result()
+    except CancelledError as error:
+        raise InputError(f"{NAME}: the Dask scheduler at {parameters.dask_scheduler} was lost") from error
+    except Exception as error:
+        return error
+    finally:
+        future.release()
 
 
 def _run(function: Callable[..., Any], threads: int, task: Any, *shared: Any) -> Any:
