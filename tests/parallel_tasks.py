@@ -33,16 +33,28 @@ def fail_and_count(folder: Path) -> None:
     raise InputError("cannot be used")
 
 
-def mark(task: tuple[Path, int]) -> None:
-    """The first task fails when the second has begun; the second would leave a mark after a while."""
+def mark_or_fail(task: tuple[Path, int]) -> None:
+    """Leave a mark; number 2 fails."""
     folder, number = task
-    if number == 0:
-        while not (folder / "begun").exists():
-            time.sleep(0.02)
-        raise InputError("number 0 cannot be used")
-    (folder / "begun").touch()
-    time.sleep(1.5)
+    if number == 2:
+        raise InputError(f"number {number} cannot be used")
     (folder / str(number)).touch()
+    time.sleep(0.02)
+
+
+def mark_or_die(task: tuple[Path, int]) -> None:
+    """Leave a mark; number 2 kills its worker."""
+    folder, number = task
+    die(number - 1)
+    (folder / str(number)).touch()
+
+
+def divide(number: int) -> float:
+    return 1 / number
+
+
+def add(number: int, shared: int) -> int:
+    return number + shared
 
 
 def die(number: int) -> int:

@@ -16,12 +16,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpfm_kedro import parallel
+from mpfm_kedro import dask_engine, parallel
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.parallel import concurrent_tasks, map_tasks, memory_limit, threads_per_task, torch_device
 from mpfm_kedro.parameters import ComputeParameters
 from mpfm_kedro.progress import Progress
-from parallel_tasks import die, die_once, environment, fail_and_count, log_level, mark, refuse, square, torch_threads
+from parallel_tasks import (
+    add,
+    die,
+    die_once,
+    divide,
+    environment,
+    fail_and_count,
+    log_level,
+    mark_or_die,
+    mark_or_fail,
+    refuse,
+    square,
+    torch_threads,
+)
 
 
 def parameters(processes: int = 1, **others) -> ComputeParameters:
@@ -66,11 +79,25 @@ def test_error_of_a_task_reaches_the_user_as_it_is_and_workers_can_be_used_again
     assert map_tasks(refuse, [1, 3], "Numbers", parameters(processes)) == [1, 3]
 
 
-def test_error_of_a_task_cancels_the_others(tmp_path):
-    with pytest.raises(InputError, match="number 0"):
-        map_tasks(mark, [(tmp_path, number) for number in range(4)], "Marks", parameters(2))
-    time.sleep(2)
-    assert [file.name for file in tmp_path.iterdir()] == ["begun"]
+def test_a_task_that_fails_is_named_and_the_others_are_done(tmp_path):
+    with pytest.raises(InputError, match=r"1 of 4 tasks failed, all others are done:\n.*, 2\): number 2") as raised:
+        map_tasks(mark_or_fail, [(tmp_path, number) for number in range(4)], "Marks", parameters(1))
+    assert "number 3" not in str(raised.value)
+    assert {file.name for file in tmp_path.iterdir()} == {"0", "1", "3"}
+
+
+def test_three_failures_in_a_row_cancel_the_others(tmp_path):
+    tasks = [(tmp_path, number) for number in (2, 0, 2, 2, 2, *range(3, 200))]
+    with pytest.raises(InputError, match="4 of 202 tasks failed, the others were not done"):
+        map_tasks(mark_or_fail, tasks, "Marks", parameters(1))
+    time.sleep(1)
+    assert len(list(tmp_path.iterdir())) < 100
+
+
+def test_an_error_of_the_code_keeps_its_cause():
+    with pytest.raises(RuntimeError, match=r"1 of 2 tasks failed") as raised:
+        map_tasks(divide, [0, 1], "Quotients", parameters(1))
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
 def test_killed_worker_is_an_error_that_says_what_to_do():
@@ -315,9 +342,92 @@ def test_dask_survives_a_killed_worker(cluster, tmp_path):
     assert (tmp_path / "killed").exists()
 
 
-def test_task_that_kills_every_dask_worker_is_an_error_and_no_endless_wait(cluster):
-    with pytest.raises(InputError, match="ended several Dask workers"):
-        map_tasks(die, [0, 1, 2], "Numbers", on_dask(cluster))
+def test_task_that_kills_every_dask_worker_is_named_and_all_others_are_done(cluster, tmp_path):
+    tasks = [(tmp_path, number) for number in range(40)]  # more than the scheduler is given at once
+    with pytest.raises(InputError, match=r"1 of 40 tasks failed, all others are done:\n.*, 2\): it ended several Dask"):
+        map_tasks(mark_or_die, tasks, "Numbers", on_dask(cluster))
+    assert {int(file.name) for file in tmp_path.iterdir()} == set(range(40)) - {2}
+
+
+def test_something_large_reaches_every_dask_task(cluster):
+    found = dict(dask_engine.on_dask(add, [1, 2, 3], "Sums", on_dask(cluster), shared=10))
+    assert found == {0: 11, 1: 12, 2: 13}
+
+
+@pytest.fixture
+def own_clusters():
+    """Clusters that a test has started end with it."""
+    yield
+    for make in (dask_engine._local_cluster, dask_engine._slurm_cluster):
+        make.cache_clear()
+
+
+def test_a_local_cluster_is_started_and_kept(own_clusters):
+    pytest.importorskip("distributed", reason="the extra 'dask' is not installed")
+    compute = parameters(2, dask_scheduler="local")
+    first, second = (map_tasks(square, NUMBERS, "Squares", compute) for _ in range(2))
+    assert [value for value, _ in first] == SQUARES
+    workers = {process for _, process in first + second}
+    assert len(workers) <= 2 and os.getpid() not in workers
+    dask_engine._local_cluster(2).close()
+
+
+def test_resources_decide_which_worker_has_a_task():
+    distributed = pytest.importorskip("distributed", reason="the extra 'dask' is not installed")
+    workers = {
+        name: {"cls": distributed.Nanny, "options": {"nthreads": 1, "resources": resources}}
+        for name, resources in (("plain", {}), ("cuda", {"CUDA": 1}))
+    }
+    scheduler = {"cls": distributed.Scheduler, "options": {"dashboard_address": None, "port": 0}}
+    with distributed.SpecCluster(workers=workers, scheduler=scheduler) as cluster:
+        with distributed.Client(cluster) as client:
+            client.wait_for_workers(2)
+            names = {at: worker["name"] for at, worker in client.scheduler_info(n_workers=-1)["workers"].items()}
+            having = {names[at]: process for at, process in client.run(os.getpid).items()}
+        results = map_tasks(square, NUMBERS, "Squares", on_dask(cluster, dask_resources={"CUDA": 1}))
+        assert {process for _, process in results} == {having["cuda"]}
+        with pytest.raises(InputError, match=r"no worker .* has CUDA=2; .*--resources CUDA=2"):
+            map_tasks(square, NUMBERS, "Squares", on_dask(cluster, dask_resources={"CUDA": 2}))
+
+
+SBATCH = """#!/bin/sh
+# what SLURM does of a job that begins at once: run its script, in the background, and tell its number
+cp "$1" {folder}/script
+setsid sh "$1" > {folder}/log 2>&1 &
+echo "Submitted batch job $!"
+"""
+
+
+def test_slurm_is_asked_for_workers(tmp_path, monkeypatch, own_clusters):
+    """Without SLURM: a stand-in for sbatch runs the job script here."""
+    dask = pytest.importorskip("dask")
+    pytest.importorskip("dask_jobqueue", reason="the extra 'slurm' is not installed")
+    stands_in = {"sbatch": SBATCH.format(folder=tmp_path), "scancel": "#!/bin/sh\nkill -- -$1\n"}
+    for name, text in stands_in.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    job = {"cores": 1, "memory": "1GB", "queue": "short", "walltime": "00:10:00", "interface": "lo"}
+    with dask.config.set({f"jobqueue.slurm.{name}": value for name, value in job.items()}):
+        try:
+            results = map_tasks(square, NUMBERS, "Squares", parameters(1, dask_scheduler="slurm"))
+        finally:
+            dask_engine._slurm_cluster(1).close()
+    assert [value for value, _ in results] == SQUARES
+    assert "#SBATCH -p short" in (tmp_path / "script").read_text()
+
+
+def test_slurm_needs_its_package_and_a_number_of_workers(monkeypatch):
+    pytest.importorskip("distributed", reason="the extra 'dask' is not installed")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "dask_jobqueue", None)
+        with pytest.raises(InputError, match=r"mpfm_kedro\[slurm\]"):
+            map_tasks(square, NUMBERS, "Squares", parameters(1, dask_scheduler="slurm"))
+    pytest.importorskip("dask_jobqueue", reason="the extra 'slurm' is not installed")
+    with pytest.raises(InputError, match=r"compute\.processes = 0"):
+        map_tasks(square, NUMBERS, "Squares", parameters(0, dask_scheduler="slurm"))
+    with pytest.raises(InputError, match=r"docs/cluster\.md"):
+        map_tasks(square, NUMBERS, "Squares", parameters(1, dask_scheduler="slurm"))
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense://here", "127.0.0.1:port"])

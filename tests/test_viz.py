@@ -22,6 +22,7 @@ from mpfm_kedro.pipeline_registry import register_pipelines
 
 PROJECT = Path(__file__).parents[1]
 COPY = TemporaryDirectory(prefix="mpfm_kedro-")  # removed at the end
+STUDIES = ("comparison", "ablation", "sensitivity", "study", "forecast")
 STYLES = PROJECT / ".viz/styles.json"
 CHROMIUM = shutil.which("chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -139,14 +140,14 @@ def test_settings_fold_into_stages_and_stages_into_nodes(site: Path):
 def test_layers_are_in_order(site: Path):
     order = ["raw", "intermediate", "feature", "model_input", "models", "model_output", "reporting", "versions"]
     assert [layer for layer in pipeline(site)["layers"] if layer in order] == order
-    for name in ("comparison", "ablation", "sensitivity"):
+    for name in STUDIES:
         assert pipeline(site, name)["layers"][-1] == "reporting", f"the layers of {name} go in a circle"
 
 
 @pytest.mark.skipif(not STYLES.is_file(), reason="no colours: .viz/styles.json is not there")
 def test_each_layer_has_a_colour_of_its_own(site: Path):
     styles = json.loads(STYLES.read_text())
-    studies = [node for name in ("comparison", "ablation", "sensitivity") for node in pipeline(site, name)["nodes"]]
+    studies = [node for name in STUDIES for node in pipeline(site, name)["nodes"]]
     data = [node for node in pipeline(site)["nodes"] + studies if node["type"] == "data" and node["layer"]]
     assert {node["name"] for node in data} <= set(styles), "a dataset has no colour in .viz/styles.json"
     colours = defaultdict(set)

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from joblib import cpu_count
 from joblib.externals.loky import as_completed, get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
+from mpfm_kedro.dask_engine import on_dask, show_log
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.parameters import ComputeParameters
 from mpfm_kedro.progress import in_words, progress
@@ -31,6 +32,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 MAX_THREADS = 8  # more of them make one task hardly faster
+MOST_IN_A_ROW = 3  # failed tasks, after which the fault is not that of a task
 WORTH_A_LINE = 10  # seconds: what is forecast to be done sooner is not announced
 IDLE_SECONDS = 60  # after which a worker without work ends
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
@@ -64,7 +66,7 @@ def map_tasks(
     On a CPU every task runs in a worker process, a single one too: it rounds the same whatever else remains to be
     done. On CUDA one task at a time runs in this process, unless ``compute.processes`` says otherwise. With
     ``compute.dask_scheduler`` a Dask cluster does the work; its workers need this package and the same data folder.
-    The first error of a task cancels the others and is raised as it is.
+    A task that fails does not stop the others, unless several fail in a row; when these are done, the error names it.
 
     Args:
         function: importable by name, as are the tasks.
@@ -77,15 +79,16 @@ def map_tasks(
         seconds: about how long each task takes, for the forecast before the first is done.
         epochs: how many epochs a task has done and will do; they are counted instead of tasks where there are some.
     """
-    on_cuda = _on_cuda(device)  # a missing device is an error before any work
+    on_cluster = parameters.dask_scheduler is not None
+    on_cuda = not on_cluster and _on_cuda(device)  # a missing device is an error before any work
     if not tasks:
         return []
     total = max(total or 0, len(tasks))
     threads = threads_per_task(parameters, total)
     timed = partial(_timed, function)
-    if parameters.dask_scheduler is not None:
+    if on_cluster:
         at_once = 0  # unknown: workers come and go
-        completed = _on_dask(timed, tasks, label, parameters.dask_scheduler, parameters.threads or 1)
+        completed = on_dask(timed, tasks, label, parameters)
     else:
         at_once = concurrent_tasks(parameters, device, len(tasks), memory)
         forecast = sum(seconds) / at_once
@@ -93,7 +96,7 @@ def map_tasks(
         level = logging.DEBUG if seconds and forecast < WORTH_A_LINE else logging.INFO
         _log_plan(level, plan, at_once, threads, memory, memory_limit(parameters))
         if on_cuda and at_once == 1:  # a second process would need a CUDA context of its own
-            completed = ((index, timed(task)) for index, task in enumerate(tasks))
+            completed = ((index, _outcome(timed, task)) for index, task in enumerate(tasks))
         else:
             completed = _in_workers(timed, tasks, at_once, threads)
     return _collect(completed, tasks, label, total, at_once, list(seconds) or [1.0] * len(tasks), epochs)
@@ -105,8 +108,16 @@ def _timed(function: Callable[[Task], Result], task: Task) -> tuple[Result, floa
     return function(task), time.monotonic() - began
 
 
+def _outcome(function: Callable[[Task], Result], task: Task) -> Result | Exception:
+    """The result of a task, or the error with which it failed."""
+    try:
+        return function(task)
+    except Exception as error:
+        return error
+
+
 def _collect(
-    completed: Iterator[tuple[int, tuple[Result, float]]],
+    completed: Generator[tuple[int, Any], None, None],
     tasks: Sequence[Task],
     label: str,
     total: int,
@@ -118,25 +129,50 @@ def _collect(
     results: list[Any] = [None] * len(tasks)
     counts = [epochs(task) for task in tasks] if epochs else []
     planned = sum(of for _, of in counts)
+    done = succeeded(completed, tasks, label)
     if epochs is not None and planned:
         running = dict(enumerate(tasks))
         with (
             progress(label, planned, "epochs", done=sum(done for done, _ in counts)) as bar,
             _repeatedly(lambda: bar.reach(_epochs_done(epochs, running, counts))),
         ):
-            for index, (result, _) in completed:
+            for index, (result, _) in done:
                 results[index] = result
                 del running[index]
         return results
     spent = foreseen = 0.0
     with progress(label, total, "tasks", done=total - len(tasks)) as bar:
-        for index, (result, seconds) in completed:
+        for index, (result, seconds) in done:
             results[index] = result
             spent, foreseen = spent + seconds, foreseen + forecast[index]
             if at_once:
                 bar.expect(spent / foreseen * sum(forecast) / at_once)
             bar.advance()
     return results
+
+
+def succeeded(
+    completed: Generator[tuple[int, Any], None, None], tasks: Sequence[Task], label: str
+) -> Iterator[tuple[int, Any]]:
+    """What was done; at its end, or when several failed in a row, an error that names all tasks that failed."""
+    failed: dict[int, Exception] = {}
+    in_a_row = 0
+    for index, outcome in completed:
+        if isinstance(outcome, Exception):
+            failed[index], in_a_row = outcome, in_a_row + 1
+            logger.error("%s: %s failed: %s", label, tasks[index], outcome)
+            if in_a_row == MOST_IN_A_ROW:
+                completed.close()  # ends the others
+                break
+        else:
+            in_a_row = 0
+            yield index, outcome
+    if failed:
+        rest = "the others were not done" if in_a_row == MOST_IN_A_ROW else "all others are done"
+        lines = [f"{tasks[index]}: {error}" for index, error in failed.items()]
+        message = "\n".join([f"{label}: {len(failed)} of {len(tasks)} tasks failed, {rest}:", *lines])
+        first = next(iter(failed.values()))
+        raise (InputError if isinstance(first, InputError) else RuntimeError)(message) from first
 
 
 def _epochs_done(
@@ -233,8 +269,8 @@ def _log_plan(level: int, plan: str, at_once: int, threads: int, memory: int, li
 
 def _in_workers(
     function: Callable[[Task], Result], tasks: Sequence[Task], processes: int, threads: int
-) -> Iterator[tuple[int, Result]]:
-    """Index and result of each task as it is ready; warm workers with the same threads are reused."""
+) -> Generator[tuple[int, Any], None, None]:
+    """Index and result of each task as it is ready, or its error; warm workers with the same threads are reused."""
     # read before the worker imports any library; passive: threads that wait leave the cores to others
     numbers = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
     executor = get_reusable_executor(
@@ -250,7 +286,10 @@ def _in_workers(
             warnings.filterwarnings("ignore", "A worker stopped while some jobs", UserWarning)
             futures = {executor.submit(function, task): index for index, task in enumerate(tasks)}
             for future in as_completed(futures):
-                yield futures[future], future.result()
+                error = future.exception()
+                if isinstance(error, TerminatedWorkerError):
+                    raise error
+                yield futures[future], future.result() if error is None else error
     except BaseException as error:
         executor.shutdown(kill_workers=True)
         if isinstance(error, TerminatedWorkerError):
@@ -263,13 +302,8 @@ def _in_workers(
 
 def _prepare_worker(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
-    _show_log()
+    show_log()
     threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
-
-
-def _show_log() -> None:
-    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
-    logging.getLogger("mpfm_kedro").setLevel(logging.INFO)
 
 
 def _exit_with_parent(parent: int) -> None:
@@ -277,43 +311,3 @@ def _exit_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
-
-
-def _on_dask(
-    function: Callable[[Task], Result], tasks: Sequence[Task], label: str, scheduler: str, threads: int
-) -> Iterator[tuple[int, Result]]:
-    """Index and result of each task as it is ready; Dask repeats the tasks of a lost worker, and no others.
-
-    Not by joblib's Dask backend: it waits for ever for a task that Dask has given up.
-    """
-    try:
-        from distributed import CancelledError, Client, KilledWorker
-        from distributed import as_completed as dask_completed
-    except ImportError as error:
-        raise InputError(
-            "compute.dask_scheduler needs the package distributed: pip install 'mpfm_kedro[dask]'"
-        ) from error
-    try:
-        client = Client(scheduler, timeout="10s")
-    except (OSError, ValueError) as error:
-        raise InputError(f"compute.dask_scheduler: no Dask scheduler answers at {scheduler}") from error
-    with client:
-        at_once = sum(client.nthreads().values())
-        logger.info(f"{label}: {len(tasks)} tasks on the Dask cluster {scheduler}, {at_once} at once")
-        work = partial(_run_on_dask, function, threads)
-        futures = {client.submit(work, task, pure=False): index for index, task in enumerate(tasks)}
-        try:
-            for future in dask_completed(list(futures)):
-                yield futures[future], future.result()
-        except KilledWorker as error:
-            raise InputError(f"{label}: a task ended several Dask workers, most likely for lack of memory") from error
-        except CancelledError as error:
-            raise InputError(f"compute.dask_scheduler: the Dask scheduler at {scheduler} was lost") from error
-
-
-def _run_on_dask(function: Callable[[Task], Result], threads: int, task: Task) -> Result:
-    import torch
-
-    _show_log()
-    torch.set_num_threads(threads)
-    return function(task)

@@ -187,6 +187,7 @@ class ComputeParameters(Group):
     threads: Annotated[int, Field(ge=0)] = 0
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     dask_scheduler: str | None
+    dask_resources: dict[str, Positive] = Field(default_factory=dict)
 
 
 class Parameters(Group):

@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).parent
 NAME = PACKAGE.name
 # They check, store, distribute or report what others compute.
 WITHOUT_NUMBERS = (
-    *("errors", "files", "locks", "parallel", "parameters", "progress", "provenance"),
+    *("dask_engine", "errors", "files", "locks", "parallel", "parameters", "progress", "provenance"),
     *("backbones.store", "experiments.cache"),
 )
 LOGGERS = {"logger", "logging", "warnings"}

@@ -27,7 +27,7 @@ from mpfm_kedro.parameters import check_parameters
 from mpfm_kedro.pipelines.datasets.nodes import describe
 from mpfm_kedro.progress import in_words
 from mpfm_kedro.reports.study import DONE
-from mpfm_kedro.sources import get_source
+from mpfm_kedro.sources import get_source, synthetic
 
 logger = logging.getLogger(__name__)
 MISSING, PLANNED, FAILED = "missing", "planned", "failed"
@@ -104,12 +104,23 @@ def plan_comparisons(given: dict[str, Any], env: str | None, file: str | None) -
         if own.name in {one.name for one in found}:
             raise InputError(f"{file}: two datasets have the name '{own.name}': give one of them another 'name'")
         need_file = Path(loader["catalog"]["forecast.need"]["filepath"])
-        one = Comparison(own.name, merged, entry.dataset, own.category, need_file)
-        there = describe(get_source(entry.dataset), Path(own.data_root))
-        one.status = MISSING if there["status"] == MISSING and entry.dataset != "synthetic" else PLANNED
-        one.problem = str(there["problem"]) if one.status == MISSING else ""
-        found.append(one)
+        status, problem = _look_for(entry.dataset, own.category, Path(own.data_root))
+        found.append(Comparison(own.name, merged, entry.dataset, own.category, need_file, status, problem))
     return found
+
+
+def _look_for(dataset: str, category: str, data_root: Path) -> tuple[str, str]:
+    """Whether a dataset or category is there, and what is to be said of it."""
+    source = get_source(dataset)
+    there = describe(source, data_root)
+    if there["status"] == MISSING and source is not synthetic.SOURCE:  # whose images are drawn when they are used
+        return MISSING, str(there["problem"])
+    if there["status"] == "found" and category != "all":
+        categories = sorted(source.list_samples(source.locate(data_root))["category"].unique())
+        if category not in categories:
+            return MISSING, f"{there['folder']} has no category '{category}'; it has: {', '.join(categories)}"
+        return PLANNED, ""
+    return PLANNED, str(there["problem"])
 
 
 def describe_plan(name: str, comparisons: list[Comparison], output_root: Path) -> str:

@@ -28,7 +28,8 @@ from mpfm_kedro.backbones.weights import digest
 from mpfm_kedro.datasets.weights import BackboneWeights
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
-from mpfm_kedro.parameters import FeatureParameters
+from mpfm_kedro.parameters import ComputeParameters, FeatureParameters
+from mpfm_kedro.pipelines.features import shards
 from mpfm_kedro.pipelines.features.nodes import extract_features, plan_views
 
 CONF = Path(__file__).parents[2] / "conf" / "base"
@@ -185,6 +186,27 @@ def run(images: ImageLoader, weights: BackboneWeights, root: Path, size: int = S
 def by_view(features: Features) -> tuple[np.ndarray, np.ndarray]:
     rows = features.index.sort_values(["sample_id", "view"])["row"].to_numpy()
     return np.array(features.store.pooled[rows]), np.array(features.store.maps[rows])
+
+
+def test_shards_on_dask_have_the_same_rows_bit_by_bit(images, weights, tmp_path, monkeypatch):
+    distributed = pytest.importorskip("distributed", reason="the extra 'dask' is not installed")
+    monkeypatch.setattr(shards, "BATCHES", 2)
+    here = run(images, weights, tmp_path / "here", batch_size=3)
+    views = plan(images).assign(image_size=SIZE)
+    with distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=None, protocol="tcp://") as cluster:
+        compute = ComputeParameters(processes=0, dask_scheduler=cluster.scheduler_address)
+        there = extract_features(
+            views,
+            images,
+            [weights],
+            FeatureStore(tmp_path / "there"),
+            "cpu",
+            parameters(batch_size=3, workers=1),
+            compute,
+        )
+    for ours, theirs in zip(by_view(here), by_view(there), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert len(there.store.keys()) == 14
 
 
 @pytest.fixture

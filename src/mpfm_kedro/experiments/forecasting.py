@@ -11,7 +11,7 @@ from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.experiments.cache import Cache
 from mpfm_kedro.experiments.expected import EXPECTED
 from mpfm_kedro.experiments.rates import Rates, measured_rates
-from mpfm_kedro.experiments.trials import Trial, plan_pieces, samples_to_score, score_memory, task_memory
+from mpfm_kedro.experiments.trials import Trial, memory_of_fits, plan_pieces, samples_to_score
 from mpfm_kedro.parallel import concurrent_tasks, memory_limit
 from mpfm_kedro.parameters import ComputeParameters
 from mpfm_kedro.progress import in_words
@@ -90,7 +90,7 @@ def forecast_trials(
     new = [task for task in distinct if not task.entry.exists()]
     models = {name: task.entry for name, task in planned.items()}
     unscored = samples_to_score(trials, features, models, cache)
-    need = max([task_memory(task) for task in new] + [score_memory(n, features) for n in unscored], default=0)
+    need = memory_of_fits(new or distinct[:1])  # scoring takes no more
     on_dask = compute.dask_scheduler is not None
     at_once = 0 if on_dask else concurrent_tasks(compute, device, max(1, len(new), len(unscored)), need)
     return {

@@ -33,7 +33,7 @@ from mpfm_kedro.provenance import code_digest, code_revision, library_versions
 DATA_CODE = "mpfm_kedro.experiments.fitting"  # which rows of features a piece learns from, with which seed
 TRIAL_COLUMNS = [*RUN, "method", "kind", "budget", "note", "specification"]
 PROCESS_BYTES, POOLED_COPIES, SQUARE_COPIES = 800_000_000, 20, 3  # of a task's memory, as measured on ELPV
-NO_MODE, ALL = -1, "all"
+NO_MODE = -1
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,9 @@ class PieceTask:
     device: str
     memory: int
 
+    def __str__(self) -> str:
+        return f"{self.piece.name} of {self.run['dataset']}, {self.run['run']}"
+
 
 @dataclass(frozen=True)
 class ScoreTask:
@@ -73,6 +76,9 @@ class ScoreTask:
     samples: list[str]
     entry: ArtefactFile
     device: str
+
+    def __str__(self) -> str:
+        return f"scores of {len(self.samples)} samples by {self.load}"
 
 
 def plan_trials(runs: pd.DataFrame, specifications: list[Specification]) -> pd.DataFrame:
@@ -92,12 +98,9 @@ def plan_compared_trials(
 ) -> pd.DataFrame:
     """The trial table of a comparison, each setting with its own methods."""
     trials = plan_trials(runs, specifications)
-    methods = {setting: comparison.of(setting, 1).methods or [] for setting in comparison.settings}
-    wanted = [
-        {method, ALL} & set(methods[setting]) != set()
-        for setting, method in zip(trials["setting"], trials["method"], strict=True)
-    ]
-    return trials[wanted].reset_index(drop=True)
+    methods = {setting: {*(comparison.of(setting, 1).methods or [])} for setting in comparison.settings}
+    pairs = zip(trials["setting"], trials["method"], strict=True)
+    return trials[[bool({method, "all"} & methods[setting]) for setting, method in pairs]].reset_index(drop=True)
 
 
 def read_trials(trials: pd.DataFrame, runs: pd.DataFrame) -> list[Trial]:
@@ -151,7 +154,7 @@ def _fit_missing(tasks: list[PieceTask], cache: Cache, label: str, compute: Comp
         return
     names = {task.piece.name.replace("_", " ") for task in tasks}
     label = f"{label} ({names.pop()})" if len(names) == 1 else label
-    device, need = remaining[0].device, max(task_memory(task) for task in remaining)
+    device, need = remaining[0].device, max(_task_bytes(task) for task in remaining)
     at_once = concurrent_tasks(compute, device, len(remaining), need)
     share = memory_limit(compute) // at_once if compute.dask_scheduler is None else need
     rates = measured_rates(cache)
@@ -192,7 +195,8 @@ def score_trials(
     tasks = [_score_task(own, features, models, cache, device, digest) for own in groups]
     remaining = [task for task in tasks if not task.entry.exists()]
     if remaining:
-        need = score_memory(max(len(task.samples) for task in remaining), features)
+        most = max(len(task.samples) for task in remaining)
+        need = PROCESS_BYTES + POOLED_COPIES * most * 4 * sum(spec.pooled_size for spec in features.specs)
         map_tasks(score_samples, remaining, "Scoring", compute, device, len(tasks), need)
     scores, costs = [], []
     for own, task in zip(groups, tasks, strict=True):
@@ -325,12 +329,12 @@ def _score_table(trial: Trial, chosen: list[int], values: dict[str, np.ndarray])
     return table
 
 
-def score_memory(n_samples: int, features: Features) -> int:
-    """Memory that scoring so many samples takes, about: the process, copies of pooled statistics."""
-    return PROCESS_BYTES + POOLED_COPIES * n_samples * 4 * sum(spec.pooled_size for spec in features.specs)
+def memory_of_fits(tasks: list[PieceTask]) -> int:
+    """Memory that the largest of some fits takes, about; 0 without any."""
+    return max((_task_bytes(task) for task in tasks), default=0)
 
 
-def task_memory(task: PieceTask) -> int:
+def _task_bytes(task: PieceTask) -> int:
     """Memory that fitting a piece takes, about: the process, copies of pooled statistics, square matrices."""
     sizes = [spec.pooled_size for spec in task.features.specs]
     rows = task.features.index["sample_id"].isin({*task.run["train_normals"], *task.run["known_anomalies"]}).sum()

@@ -16,8 +16,8 @@ from mpfm_kedro.datasets.weights import BackboneWeights
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.views import CUTMIX, ORIGINAL
-from mpfm_kedro.parallel import torch_device
-from mpfm_kedro.parameters import FeatureParameters
+from mpfm_kedro.parameters import ComputeParameters, FeatureParameters
+from mpfm_kedro.pipelines.features.shards import Shard, extract_here, extract_on_dask
 from mpfm_kedro.progress import progress
 from mpfm_kedro.sources.samples import parse_crop
 
@@ -67,9 +67,10 @@ def extract_features(
     store: FeatureStore,
     device: str,
     parameters: FeatureParameters,
+    compute: Any = None,  # ComputeParameters; None is this machine
 ) -> Features:
     """Compute the rows that the stores do not have yet, and locate those of all views, in each backbone."""
-    first, *others = [_extract(views, images, one, store, device, parameters) for one in weights]
+    first, *others = [_extract(views, images, one, store, device, parameters, compute) for one in weights]
     return replace(first, beside=tuple(others))
 
 
@@ -80,9 +81,9 @@ def _extract(
     store: FeatureStore,
     device: str,
     parameters: FeatureParameters,
+    compute: ComputeParameters | None,
 ) -> Features:
     from mpfm_kedro.backbones.building import build_backbone
-    from mpfm_kedro.backbones.extraction import ViewImages, extract
 
     backbone = build_backbone(weights.name, weights.tensors, parameters.layers, parameters.map_layers)
     spec = specification(backbone, weights, int(views["image_size"].iloc[0]), parameters)
@@ -95,12 +96,15 @@ def _extract(
             message = "Features: %d of %d views are new to %s at %d px, %.2f GB in %s"
             numbers = len(new), keys.nunique(), spec.backbone, spec.image_size, gigabytes, folder.folder
             logger.info(message, *numbers)
-            names = row_keys(new).to_numpy()
-            dataset = ViewImages(new, images.read, spec.image_size)
+            whole = Shard(new, images, spec.image_size, device, parameters)
+            if compute is not None and compute.dask_scheduler is not None:
+                rows = extract_on_dask(whole, backbone, weights, compute)
+            else:
+                rows = extract_here(whole, backbone)
             with progress("Features", len(new), "images") as bar:
-                for batch in extract(backbone, dataset, parameters, torch_device(device)):
-                    writer.append(names[batch.positions.numpy()].tolist(), batch.pooled.numpy(), batch.maps.numpy())
-                    bar.advance(len(batch.positions))
+                for names, pooled, maps in rows:
+                    writer.append(names, pooled, maps)
+                    bar.advance(len(names))
     return Features.locate(views, folder)
 
 

@@ -14,7 +14,8 @@ def create_pipeline(**_: object) -> Pipeline:
             node(plan_views, ["samples", "params:image_size", "params:features"], "views", name="plan_views"),
             node(
                 extract_features,
-                ["views", "images", "backbone_weights", "feature_store", "params:device", "params:features"],
+                ["views", "images", "backbone_weights", "feature_store", "params:device", "params:features"]
+                + ["params:compute"],
                 "features",
                 name="extract_features",
             ),

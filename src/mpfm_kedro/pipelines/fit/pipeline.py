@@ -13,7 +13,7 @@ from mpfm_kedro.reports.model import write_card
 
 SHARED = {"samples", "images", "backbone_weights", "feature_store", "model_cache", "collection", "evaluation"}
 SHOWN = {"all_samples": "production_samples", "features": "production_features", "model": "production_model"}
-STORE = ["images", "backbone_weights", "feature_store", "params:device", "params:features"]
+STORE = ["images", "backbone_weights", "feature_store", "params:device", "params:features", "params:compute"]
 MPFM = ["params:prototypes", "params:repairs", "params:training", "params:inspection", "params:backbone"]
 
 

@@ -1,0 +1,159 @@
+"""Tasks on a Dask cluster: an existing one by its address, one of this machine, or one that SLURM starts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Sequence
+from functools import cache, partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from joblib import cpu_count
+
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.parameters import ComputeParameters
+
+if TYPE_CHECKING:  # an optional package
+    from distributed import Client
+
+logger = logging.getLogger(__name__)
+Task = TypeVar("Task")
+LOCAL, SLURM = "local", "slurm"
+NAME = "compute.dask_scheduler"
+POISON = "it ended several Dask workers, most likely for lack of memory"
+WAITING = 32  # tasks that the scheduler holds at least: each carries its part of the tables
+
+
+def on_dask(
+    function: Callable[..., Any],
+    tasks: Sequence[Task],
+    label: str,
+    parameters: ComputeParameters,
+    shared: Any = None,
+) -> Generator[tuple[int, Any], None, None]:
+    """Index and result of each task as it is ready, or the error with which it failed.
+
+    Dask repeats the tasks of a lost worker, and no others. Not by joblib's Dask backend: it waits for ever for a task
+    that Dask has given up.
+
+    Args:
+        function: of a task, and of ``shared`` where that is given.
+        tasks: to be done, the first ones first.
+        label: of the log lines.
+        parameters: which cluster, threads of a task, and what its worker must have.
+        shared: something large that all tasks need; it is sent to each worker once.
+    """
+    with _client(parameters) as client:
+        from distributed import KilledWorker, as_completed  # there, or there would be no client
+
+        resources = _checked_resources(client, parameters)
+        threads = sum(client.nthreads().values())
+        logger.info(f"{label}: {len(tasks)} tasks on the Dask cluster {parameters.dask_scheduler}, {threads} at once")
+        work = partial(_run, function, parameters.threads or 1)
+        more = () if shared is None else (client.scatter(shared, broadcast=True, hash=False),)
+
+        def submit(place: int) -> Any:
+            return client.submit(work, tasks[place], *more, pure=False, resources=resources or None)
+
+        waiting, suspects = iter(range(len(tasks))), []
+        places = {submit(place): place for place in islice(waiting, max(WAITING, 2 * threads))}
+        stream = as_completed(list(places))
+        for future in stream:
+            place, found = places.pop(future), _outcome(future, parameters)
+            room = max(WAITING, 2 * sum(client.nthreads().values())) - len(places)  # workers may have joined
+            new = {submit(place): place for place in islice(waiting, room)}
+            places |= new
+            stream.update(list(new))
+            if isinstance(found, KilledWorker):
+                suspects.append(place)
+            else:
+                yield place, found
+        for place in suspects:  # one at a time: Dask also blames what was on the same worker
+            found = _outcome(submit(place), parameters)
+            yield place, InputError(POISON) if isinstance(found, KilledWorker) else found
+
+
+def _outcome(future: Any, parameters: ComputeParameters) -> Any:
+    """The result of a future, or its error; the scheduler may forget both."""
+    from distributed import CancelledError
+
+    try:
+        return future.result()
+    except CancelledError as error:
+        raise InputError(f"{NAME}: the Dask scheduler at {parameters.dask_scheduler} was lost") from error
+    except Exception as error:
+        return error
+    finally:
+        future.release()
+
+
+def _run(function: Callable[..., Any], threads: int, task: Any, *shared: Any) -> Any:
+    """The work of a worker."""
+    import torch
+
+    show_log()
+    torch.set_num_threads(threads)
+    return function(task, *shared)
+
+
+def show_log() -> None:
+    """Let a worker log what the project tells."""
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+    logging.getLogger("mpfm_kedro").setLevel(logging.INFO)
+
+
+def _client(parameters: ComputeParameters) -> Client:
+    """A client of the cluster that the parameters name."""
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise InputError(f"{NAME} needs the package distributed: pip install 'mpfm_kedro[dask]'") from error
+    where = str(parameters.dask_scheduler)
+    if where == LOCAL:
+        return Client(_local_cluster(parameters.processes or cpu_count()))
+    if where == SLURM:
+        return Client(_slurm_cluster(parameters.processes))
+    try:
+        return Client(where, timeout="10s")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{NAME}: no Dask scheduler answers at {where}") from error
+
+
+@cache
+def _local_cluster(workers: int) -> Any:
+    """Worker processes of this machine, until this process ends; a worker that dies is replaced."""
+    from distributed import LocalCluster
+
+    options = {"threads_per_worker": 1, "processes": True, "dashboard_address": None, "silence_logs": logging.ERROR}
+    return LocalCluster(n_workers=workers, **options)
+
+
+@cache
+def _slurm_cluster(workers: int) -> Any:
+    """Workers in jobs of SLURM, until this process ends; Dask's configuration ``jobqueue.slurm`` describes a job."""
+    try:
+        from dask_jobqueue import SLURMCluster
+    except ImportError as error:
+        raise InputError(f"{NAME}={SLURM} needs the package dask-jobqueue: pip install 'mpfm_kedro[slurm]'") from error
+    if not workers:
+        raise InputError(f"{NAME}={SLURM}: compute.processes = 0; say how many workers to ask SLURM for")
+    try:
+        cluster = SLURMCluster()
+    except ValueError as error:
+        raise InputError(f"{NAME}={SLURM}: {error}; see docs/cluster.md for Dask's configuration") from error
+    cluster.scale(workers)
+    return cluster
+
+
+def _checked_resources(client: Client, parameters: ComputeParameters) -> dict[str, float]:
+    """The resources that a task takes; an error where there are workers and none of them has so much."""
+    wanted = parameters.dask_resources
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    having = [all(worker["resources"].get(name, 0) >= least for name, least in wanted.items()) for worker in workers]
+    if having and not any(having):
+        said = ",".join(f"{name}={least:g}" for name, least in wanted.items())
+        raise InputError(
+            f"compute.dask_resources: no worker of the Dask cluster {parameters.dask_scheduler} has {said}; "
+            f"start workers with: dask worker ADDRESS --resources {said}"
+        )
+    return wanted

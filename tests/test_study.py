@@ -1,0 +1,145 @@
+"""A study through the command line, on synthetic images: missing datasets, growth, an end in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from kedro.framework.startup import bootstrap_project
+
+from mpfm_kedro.cli import cli
+from mpfm_kedro.sources import synthetic
+from test_project import PROJECT, command
+from test_studies import cached
+
+METHODS = ["MPFM", "Mahalanobis", "kNN-5"]
+
+
+def study(root: Path, name: str = "small", **changes: object) -> str:
+    """Write a study file of two datasets that are there and one that is not; returns the parameters to type."""
+    parts = {"dataset": "folder", "name": "parts", "data_root": str(root / "raw/synthetic")}
+    parts["hard"] = {"n_anomalies": 1, "methods": METHODS[1:]}
+    content = {"n_anomalies": [3], "n_seeds": 1, "methods": METHODS, "datasets": ["synthetic", parts, "headct"]}
+    file = root / f"{name}.yml"
+    file.write_text(json.dumps(content | changes))  # JSON is YAML
+    return f"--params=study={file},data_root={root / 'raw'},output_root={root / 'out'}"
+
+
+def call(*arguments: str, fails: bool = False) -> str:
+    bootstrap_project(PROJECT)
+    result = CliRunner().invoke(cli, ["run", "--env=test", *arguments])
+    assert (result.exit_code != 0) == fails, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("study")
+    synthetic.locate(root / "raw")
+    call("--pipeline=study", study(root))
+    return root
+
+
+def table(root: Path, name: str = "small", file: str = "table.csv") -> pd.DataFrame:
+    return pd.read_csv(root / "out/08_reporting/study" / name / file, keep_default_na=False)
+
+
+def test_the_report_has_what_the_file_asks_for(root: Path):
+    found = table(root).groupby(["name", "setting", "n_anomalies"])["method"].agg(list).to_dict()
+    every = {("synthetic", "general", 3): METHODS, ("synthetic", "hard", 3): METHODS, ("parts", "general", 3): METHODS}
+    assert found == every | {("parts", "hard", 1): METHODS[1:]}
+    ranks = table(root, file="ranks.csv").set_index(["scope", "method"])
+    assert set(ranks.loc["all"].index) == set(METHODS)
+    assert set(ranks.loc["all"]["n_datasets"]) == {2}
+    assert set(ranks.loc["hard, M=1"].index) == set(METHODS[1:])
+    for name in ("report.html", "study.md"):
+        text = (root / "out/08_reporting/study/small" / name).read_text()
+        assert "Mean ranks" in text and "headct" in text
+    assert (root / "out/08_reporting/study/small/plot.png").stat().st_size > 10_000
+
+
+def test_a_dataset_that_is_not_there_is_listed(root: Path):
+    plan = table(root, file="plan.csv").set_index("name")
+    assert plan["status"].to_dict() == {"synthetic": "done", "parts": "done", "headct": "missing"}
+    assert "labels.csv" in plan["problem"]["headct"]
+    # runs x methods: general and two known classes, one seed
+    assert plan["trials"].astype(str).to_dict() == {"synthetic": "9", "parts": "7", "headct": ""}
+    assert (plan["images"][:2].astype(int) == 72).all() and (plan["new_views"][:2].astype(int) == 132).all()
+    assert (plan["hours"][:2].astype(float) > 0).all() and (plan["disk_bytes"][:2].astype(int) > 10**6).all()
+
+
+def test_a_study_that_grows_computes_only_what_is_new(root: Path, caplog: pytest.LogCaptureFixture):
+    before, means = cached(root), table(root)
+    more = study(root, "grown", n_seeds=2, datasets=["synthetic"])
+    call("--pipelines=study", more)
+    after = cached(root)
+    assert {name for name in before if after[name] != before[name]} == set(), "nothing was made again"
+    new = {name.rpartition("-")[0] for name in after if name not in before}
+    assert "closed_form" in new and not {"mahalanobis", "nearestnormals"} & new, "these know no seed"
+    plan = table(root, "grown", "plan.csv")
+    assert plan["new_views"].tolist() == [0]
+    fits = [name for name in after if name not in before and not name.startswith(("scores", "pixels"))]
+    assert plan["new_pieces"].tolist() == [len(fits)]
+    call("--pipelines=study", more)
+    assert cached(root) == after
+    assert table(root, "grown", "plan.csv")["new_pieces"].tolist() == [0]
+    same = table(root, "grown").query("method == 'Mahalanobis'")["auc_mean"].tolist()
+    assert same == means.query("method == 'Mahalanobis' and name == 'synthetic'")["auc_mean"].tolist()
+
+
+def test_a_killed_study_resumes_and_ends_with_the_same_table(root: Path, tmp_path: Path):
+    synthetic.locate(tmp_path / "raw")
+    typed = command("run", "--env=test", "--pipelines=study", study(tmp_path))
+    process = subprocess.Popen(typed, cwd=PROJECT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 600
+    while not list((tmp_path / "out/cache/models").glob("closed_form-*.safetensors")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = cached(tmp_path)
+    assert kept and not (tmp_path / "out/08_reporting/study/small/table.csv").exists()
+    call("--pipelines=study", study(tmp_path))
+    assert {name: time for name, time in cached(tmp_path).items() if name in kept} == kept
+    columns = ["name", "setting", "n_anomalies", "method", "auc_mean", "auc_std"]
+    pd.testing.assert_frame_equal(table(tmp_path)[columns], table(root)[columns])
+
+
+def test_a_dataset_that_fails_leaves_the_others_and_the_report(root: Path):
+    broken = root / "broken"
+    (broken / "good").mkdir(parents=True)
+    for number in range(4):
+        (broken / f"good/{number}.png").write_bytes(b"no image")
+    entries = ["synthetic", {"dataset": "folder", "name": "broken", "data_root": str(broken)}]
+    shown = call("--pipelines=study", study(root, "failing", datasets=entries), fails=True)
+    assert "1 of 2 comparisons failed" in shown and "broken: " in shown and "no readable image" in shown
+    assert set(table(root, "failing")["name"]) == {"synthetic"}
+    assert "no readable image" in (root / "out/08_reporting/study/failing/study.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "more", "named"),
+    [
+        ({"n_seeds": 0}, "", ["wrong.yml", "n_seeds = 0"]),
+        ({"methods": ["Mahalonobis"]}, "", ["wrong.yml", "Mahalonobis", "Mahalanobis"]),
+        ({"parameters": {"n_seed": 3}}, "", ["wrong.yml", "n_seed", "did you mean 'n_seeds'"]),
+        ({"datasets": ["synthetic", "synthetic"]}, "", ["wrong.yml", "two datasets", "'synthetic'"]),
+        ({}, ",n_seeds=3", ["'n_seeds'", "study file"]),
+    ],
+)
+def test_a_wrong_study_is_refused_before_anything_runs(changes, more, named, tmp_path: Path):
+    shown = call("--pipelines=study", study(tmp_path, "wrong", **changes) + more, fails=True)
+    assert all(name in shown for name in named), shown
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_file_is_named_where_there_is_none(tmp_path: Path):
+    assert "small.yml" in call("--pipelines=study", f"--params=output_root={tmp_path}", fails=True)
+    assert "runs alone" in call("--pipelines=study,comparison", f"--params=output_root={tmp_path}", fails=True)
