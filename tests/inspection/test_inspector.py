@@ -110,7 +110,7 @@ def test_overlay_has_the_size_of_the_image(inspector, files):
         (np.zeros((3, 4, 5, 6), np.uint8), "shape"),
         (np.zeros((4, 4, 2), np.uint8), "shape"),
         (np.zeros((0, 4), np.uint8), "shape"),
-        (np.zeros((4, 4), np.uint16), "range"),
+        (np.zeros((4, 4), np.uint16), "learned from images of eight bits"),
         (np.zeros((4, 4), complex), "complex"),
     ],
 )
@@ -122,6 +122,11 @@ def test_arrays_that_are_no_images_are_refused(array, match):
 def test_deep_arrays_are_scaled_by_the_range_of_the_model():
     deep = np.array([[0, 4095], [2048, 8000]], np.uint16)
     assert np.asarray(read_image(deep, "0..4095"))[..., 0].tolist() == [[0, 255], [128, 255]]
+
+
+def test_values_of_another_camera_are_refused_with_the_numbers():
+    with pytest.raises(InputError, match=r"5000 to 60000; those that the model has learned from are in 0\.\.4095"):
+        read_image(np.array([[5000, 4000], [60000, 60000]], np.uint16), "0..4095")
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):

@@ -5,5 +5,5 @@ from __future__ import annotations
 MAX_IMAGES = 500  # on the page at once
 MAX_BYTES = 50_000_000  # of one file
 MAX_TOTAL = 2_000_000_000  # bytes of all files on the page
-MAX_PIXELS = 50_000_000  # of one image
+MEGAPIXELS = 50.0  # of one image
 FORMATS = ("BMP", "DIB", "GIF", "JPEG", "PNG", "TIFF", "WEBP")  # Pillow knows many more, some run programs

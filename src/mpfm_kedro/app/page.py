@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from mpfm_kedro.app.learning import Job
-from mpfm_kedro.app.limits import MAX_BYTES, MAX_IMAGES, MAX_PIXELS
+from mpfm_kedro.app.limits import MAX_BYTES, MAX_IMAGES, MEGAPIXELS
 from mpfm_kedro.app.session import Inspected
 from mpfm_kedro.inspection.inspector import Inspector, Likeness
 from mpfm_kedro.inspection.thresholds import Promise, decide, describe, miss_rate
@@ -100,7 +100,7 @@ def draw_learning(marked: Mapping[str, Mapping[str, str]], job: Job, earlier: st
 
 def _drop() -> str:
     suffixes = ",".join(sorted(IMAGE_SUFFIXES))
-    limits = f"up to {MAX_IMAGES} images of at most {MAX_BYTES / 1e6:g} MB and {MAX_PIXELS / 1e6:g} megapixels"
+    limits = f"up to {MAX_IMAGES} images of at most {MAX_BYTES / 1e6:g} MB and {MEGAPIXELS:g} megapixels"
     choose = f"<input id='files' type='file' multiple accept='{suffixes}' data-bytes='{MAX_BYTES}'>"
     return f"<div id='drop'><label>Drop images here, or choose files: {choose}</label><br><small>{limits}</small></div>"
 

@@ -12,14 +12,14 @@ from threading import RLock
 
 from PIL import Image, UnidentifiedImageError
 
-from mpfm_kedro.app.limits import FORMATS, MAX_BYTES, MAX_IMAGES, MAX_PIXELS, MAX_TOTAL
+from mpfm_kedro.app.limits import FORMATS, MAX_BYTES, MAX_IMAGES, MAX_TOTAL, MEGAPIXELS
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.files import replacing
-from mpfm_kedro.images.decoding import decode
 from mpfm_kedro.inspection.collection import LABELS
 from mpfm_kedro.inspection.finding import is_image
 from mpfm_kedro.inspection.inspector import Inspector, Likeness, Prediction
 from mpfm_kedro.inspection.predictions import OVERLAY_SIDE
+from mpfm_kedro.inspection.preparation import read_content
 from mpfm_kedro.sources.layout import IMAGE_SUFFIXES
 
 
@@ -176,26 +176,14 @@ def read(name: str, content: bytes, pixel_range: str) -> Image.Image:
     """RGB of a file that nobody has checked."""
     try:
         if not name.lower().endswith(".npy"):
-            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-                refuse_large(name, image.width * image.height)
-        return decode(name, content, MAX_PIXELS, pixel_range=pixel_range)
-    except FullError:
-        raise
-    except Image.DecompressionBombError as error:
-        raise FullError(f"{name} has more pixels than the {MAX_PIXELS / 1e6:g} million that this page takes") from error
+            Image.open(io.BytesIO(content), formats=FORMATS).close()
+        return read_content(name, content, pixel_range, MEGAPIXELS)
     except UnidentifiedImageError as error:
         raise InputError(f"{name} cannot be used: it is no image of {', '.join(FORMATS)}") from error
     except Exception as error:  # parsers of damaged files let any error through
-        raise InputError(f"{name} cannot be used: {error}") from error
-
-
-def refuse_large(name: str, pixels: int) -> None:
-    """Refuse an image that has more pixels than the page takes."""
-    if pixels > MAX_PIXELS:
-        raise FullError(
-            f"{name} has {pixels / 1e6:.3g} megapixels, and this page takes up to {MAX_PIXELS / 1e6:g}; for larger "
-            "images use kedro run --pipelines=predict (ingestion.max_megapixels)"
-        )
+        limit = f"the {MEGAPIXELS:g} megapixels that this page takes; kedro run --pipelines=predict takes more"
+        problem = str(error).replace(f"ingestion.max_megapixels = {MEGAPIXELS:g}", limit)  # nobody can set it here
+        raise InputError(f"{name} cannot be used: {problem}") from error
 
 
 def _jpeg(image: Image.Image) -> bytes:

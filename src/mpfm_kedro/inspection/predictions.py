@@ -58,11 +58,11 @@ def predict_files(
         which: images that get one: flagged, all or none.
         workers: processes that decode.
     """
-    resolved = [real_path(file) for file in files]
-    known = log.known({str(path) for path in resolved})
+    paths = [os.path.realpath(file) for file in files]
+    known = log.known(set(paths))
     drawing = Drawing(inspector, overlays, promised, "none" if overlays is None else which)
     drawing.delete_those_of_other_models()
-    remaining = [path for path in resolved if _is_new(path, known) or drawing.is_missing(path, known[str(path)])]
+    remaining = [path for path in paths if _is_new(path, known) or drawing.is_missing(path, known[path])]
     if remaining:
         logger.info("%d of %d images are to be predicted", len(remaining), len(files))
     with progress("Predicting", len(remaining), "images") as bar:
@@ -70,7 +70,7 @@ def predict_files(
             log.append(rows)
             known.update((row["path"], Logged.of(row)) for row in rows)
             bar.advance(len(rows))
-    return tabulate([(str(path), known[str(path)]) for path in resolved], promised, inspector)
+    return tabulate(((path, known[path]) for path in paths), promised, inspector)
 
 
 def tabulate(rows: Iterable[tuple[str, Logged]], promised: Promise, inspector: Inspector) -> pd.DataFrame:
@@ -88,13 +88,8 @@ def tabulate(rows: Iterable[tuple[str, Logged]], promised: Promise, inspector: I
 
 def overlay_path(folder: Path, card: Mapping[str, Any], file: Path | str) -> Path:
     """Where the overlay of a file is; each model has its own."""
-    name = hashlib.sha256(os.fsencode(real_path(file))).hexdigest()[:20]
+    name = hashlib.sha256(os.fsencode(os.path.realpath(file))).hexdigest()[:20]
     return folder / model_digest(card) / f"{name}.jpg"
-
-
-def real_path(file: Path | str) -> Path:
-    """Where a file really is; of links in a circle, where they begin."""
-    return Path(os.path.realpath(file))
 
 
 @dataclass(frozen=True)
@@ -113,14 +108,14 @@ class Drawing:
     promised: Promise
     which: str
 
-    def is_missing(self, path: Path, known: Logged) -> bool:
+    def is_missing(self, path: str, known: Logged) -> bool:
         """Whether an image that was predicted before lacks its overlay."""
         if self.folder is None or known.error:
             return False
         decision = str(decide([known.score], self.promised)[0])
         return self._is_shown(decision) and not overlay_path(self.folder, self.inspector.card, path).is_file()
 
-    def draw(self, path: Path, prediction: Prediction) -> None:
+    def draw(self, path: str, prediction: Prediction) -> None:
         """Write the image with its heat map over it, if it is one of those that get one."""
         if self.folder is None or not self._is_shown(prediction.decision):
             return
@@ -169,30 +164,30 @@ class _Batch:
 class _Files(Dataset):
     """Files as the backbones read them, or what is wrong with them."""
 
-    files: Sequence[Path]
+    paths: Sequence[str]
     sizes: tuple[int, ...]
     pixel_range: str
     max_megapixels: float
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.paths)
 
     def __getitem__(self, i: int) -> tuple[int, Prepared | str]:
-        name = str(self.files[i])
-        if as_text(name) != name:  # tables and pages are UTF-8
-            return i, f"{as_text(name)} cannot be used: its name is no text in UTF-8; rename it"
+        path = self.paths[i]
+        if as_text(path) != path:  # tables and pages are UTF-8
+            return i, f"{as_text(path)} cannot be used: its name is no text in UTF-8; rename it"
         try:
-            return i, prepare(self.files[i], self.sizes, self.pixel_range, self.max_megapixels)
+            return i, prepare(path, self.sizes, self.pixel_range, self.max_megapixels)
         except InputError as error:
             return i, str(error)
 
 
 def _predicted(
-    inspector: Inspector, files: Sequence[Path], drawing: Drawing, workers: int
+    inspector: Inspector, paths: Sequence[str], drawing: Drawing, workers: int
 ) -> Iterator[list[dict[str, Any]]]:
     """The lines of the log of some files at once; their overlays are drawn."""
-    dataset = _Files(files, inspector.sizes, inspector.card["pixel_range"], inspector.max_megapixels)
-    workers = min(workers, len(files) // inspector.batch_size)
+    dataset = _Files(paths, inspector.sizes, inspector.card["pixel_range"], inspector.max_megapixels)
+    workers = min(workers, len(paths) // inspector.batch_size)
     loader: Iterable[_Batch] = DataLoader(
         dataset, inspector.batch_size, num_workers=workers, collate_fn=_Batch.of, prefetch_factor=4 if workers else None
     )
@@ -200,7 +195,7 @@ def _predicted(
         before: Future[list[dict[str, Any]]] | None = None
         for batch in loader:
             rows = inspector.features(batch.pixels) if batch.pixels else None
-            judged = second.submit(_judge, inspector, [files[place] for place in batch.places], batch, rows, drawing)
+            judged = second.submit(_judge, inspector, [paths[place] for place in batch.places], batch, rows, drawing)
             if before is not None:
                 yield before.result()
             before = judged
@@ -209,19 +204,19 @@ def _predicted(
 
 
 def _judge(
-    inspector: Inspector, files: Sequence[Path], batch: _Batch, rows: FeatureRows | None, drawing: Drawing
+    inspector: Inspector, paths: Sequence[str], batch: _Batch, rows: FeatureRows | None, drawing: Drawing
 ) -> list[dict[str, Any]]:
     predictions = inspector.judge(rows, batch.sizes, drawing.promised) if rows is not None else []
     likenesses = inspector.explain_many(predictions) if predictions else []
     found = iter(zip(predictions, likenesses, strict=True))
     lines = []
-    for file, problem in zip(files, batch.problems, strict=True):
-        line: dict[str, Any] = {"path": str(file), **_state(file)}
+    for path, problem in zip(paths, batch.problems, strict=True):
+        line: dict[str, Any] = {"path": path, **_state(path)}
         if problem:
             lines.append(line | {"error": problem})
             continue
         prediction, (normals, anomalies) = next(found)
-        drawing.draw(file, prediction)
+        drawing.draw(path, prediction)
         near = {"normals": [own.sample_id for own in normals], "anomalies": [own.sample_id for own in anomalies]}
         lines.append(line | _said(prediction) | near)
     return lines
@@ -242,15 +237,15 @@ def _said(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def _is_new(path: Path, known: Mapping[str, Logged]) -> bool:
-    row = known.get(str(path))
+def _is_new(path: str, known: Mapping[str, Logged]) -> bool:
+    row = known.get(path)
     return row is None or {"size": row.size, "modified": row.modified} != _state(path)
 
 
-def _state(file: Path) -> dict[str, int]:
+def _state(path: str) -> dict[str, int]:
     """Size and date of a file, by which a change is noticed."""
     try:
-        found = file.stat()
+        found = Path(path).stat()
     except OSError:
         return {"size": -1, "modified": -1}
     return {"size": found.st_size, "modified": found.st_mtime_ns}

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from mpfm_kedro.backbones.extraction import to_pixels
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.images.decoding import Pixels, UnusableImageError, decode, to_rgb
+from mpfm_kedro.images.decoding import Pixels, UnusableImageError, open_image, parse_range, to_rgb
 
 MAX_MEGAPIXELS = 100.0
+MOST_OUTSIDE = 0.5  # share of the pixels of a deep image outside of the range of the model
 
 ImageLike = str | Path | np.ndarray | Image.Image
 
@@ -39,13 +40,33 @@ def read_image(image: ImageLike, pixel_range: str, max_megapixels: float = MAX_M
     """RGB of whatever is given; bit depth and range are those of the images that the model has learned from."""
     try:
         if isinstance(image, str | Path):
-            content = Path(image).read_bytes()
-            return decode(str(image), content, int(max_megapixels * 1e6), pixel_range=pixel_range)
-        return to_rgb(_from_array(image) if isinstance(image, np.ndarray) else image, pixel_range)
+            return read_content(str(image), Path(image).read_bytes(), pixel_range, max_megapixels)
+        return _to_rgb(_from_array(image) if isinstance(image, np.ndarray) else image, pixel_range)
     except (OSError, SyntaxError, ValueError, TypeError) as error:
         name = str(image) if isinstance(image, str | Path) else "The image"
         problem = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(f"{name} cannot be used: {problem}") from error
+
+
+def read_content(name: str, content: bytes, pixel_range: str, max_megapixels: float) -> Image.Image:
+    """RGB of the content of a file; ``UnusableImageError`` and errors of parsers say why there is none."""
+    pixels, _ = open_image(name, content, int(max_megapixels * 1e6))
+    return _to_rgb(pixels, pixel_range)
+
+
+def _to_rgb(pixels: Pixels, pixel_range: str) -> Image.Image:
+    """RGB of an image; deep values are cut to the range of those that the model has learned from.
+
+    A bright spot may be brighter than all before; but most values outside of the range are of another camera.
+    """
+    if isinstance(pixels, np.ndarray):
+        if not pixel_range:
+            raise UnusableImageError(f"values of {pixels.dtype}; the model has learned from images of eight bits")
+        low, high = parse_range(pixel_range)
+        if np.mean((pixels < low) | (pixels > high)) > MOST_OUTSIDE:
+            found = f"values of {pixels.min():g} to {pixels.max():g}"
+            raise UnusableImageError(f"{found}; those that the model has learned from are in {pixel_range}")
+    return to_rgb(pixels, pixel_range)
 
 
 def _from_array(array: np.ndarray) -> Pixels:
@@ -55,4 +76,6 @@ def _from_array(array: np.ndarray) -> Pixels:
         return Image.fromarray(array)
     if array.dtype.kind not in "uif":
         raise UnusableImageError(f"values of {array.dtype}; they must be integers or floating point")
+    if not np.isfinite(array).all():
+        raise UnusableImageError("some of its values are not finite")
     return array[..., :3] if array.ndim == 3 else array

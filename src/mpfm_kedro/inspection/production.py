@@ -23,6 +23,7 @@ from mpfm_kedro.images.views import ORIGINAL
 from mpfm_kedro.inspection.heat_maps import find_limits
 from mpfm_kedro.inspection.model import FORMAT, Calibration, Gallery, Model
 from mpfm_kedro.inspection.thresholds import describe, miss_rate, promise
+from mpfm_kedro.progress import progress
 from mpfm_kedro.provenance import code_revision, library_versions
 from mpfm_kedro.sources import SOURCES
 from mpfm_kedro.sources.repeats import joined_groups
@@ -84,13 +85,15 @@ def calibrate(fitted: Fitted, data: TrainingData, device: torch.device) -> tuple
     of_normals = np.array([items[sample] for sample in fitted.run["train_normals"]])
     scores, owners, anomalies, maps = [], [], [np.empty(0)], []
     share = min(1.0, MOST_MAPS / max(1, sum(len(each.normals) for each in left_out)))
-    for each in left_out:
-        found, positions = each.detector.inspect(data.normals.take(each.normals))
-        scores.append(found.score)
-        owners.append(of_normals[each.normals])
-        maps.append(smooth_maps(positions[: max(1, round(share * len(positions)))]).ravel())
-        originals = each.anomalies[each.anomalies < data.n_known]
-        anomalies.append(each.detector.score_samples(data.anomalies.take(originals)).score)
+    with progress("Scoring unseen images", len(left_out), "rounds") as bar:
+        for each in left_out:
+            found, positions = each.detector.inspect(data.normals.take(each.normals))
+            scores.append(found.score)
+            owners.append(of_normals[each.normals])
+            maps.append(smooth_maps(positions[: max(1, round(share * len(positions)))]).ravel())
+            originals = each.anomalies[each.anomalies < data.n_known]
+            anomalies.append(each.detector.score_samples(data.anomalies.take(originals)).score)
+            bar.advance()
     limits = find_limits(np.concatenate(maps))
     return Calibration(np.concatenate(scores), np.concatenate(owners), np.concatenate(anomalies)), limits
 
