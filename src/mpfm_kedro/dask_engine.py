@@ -124,8 +124,8 @@ def _local_cluster(workers: int) -> Any:
     """Worker processes of this machine, until this process ends; a worker that dies is replaced."""
     from distributed import LocalCluster
 
-    options = {"threads_per_worker": 1, "processes": True, "dashboard_address": None, "silence_logs": logging.ERROR}
-    return LocalCluster(n_workers=workers, **options)
+    logging.getLogger("distributed").setLevel(logging.ERROR)  # it tells of every connection
+    return LocalCluster(n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None)
 
 
 @cache
