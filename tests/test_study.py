@@ -16,6 +16,7 @@ from kedro.framework.startup import bootstrap_project
 
 from mpfm_kedro.cli import cli
 from mpfm_kedro.sources import synthetic
+from mpfm_kedro.study_sessions import plan_comparisons
 from test_project import PROJECT, command
 from test_studies import cached
 
@@ -138,6 +139,17 @@ def test_a_wrong_study_is_refused_before_anything_runs(changes, more, named, tmp
     shown = call("--pipelines=study", study(tmp_path, "wrong", **changes) + more, fails=True)
     assert all(name in shown for name in named), shown
     assert not (tmp_path / "out").exists()
+
+
+def test_a_category_that_is_not_there_is_listed_like_a_dataset(tmp_path: Path):
+    for part in ("train/good", "test/good", "test/cut"):
+        (tmp_path / "mvtec_ad/screw" / part).mkdir(parents=True)
+        (tmp_path / "mvtec_ad/screw" / part / "0.png").touch()
+    file = tmp_path / "two.yml"
+    file.write_text("datasets: [{dataset: mvtec_ad, name: s, category: screw}, {dataset: mvtec_ad, category: carpet}]")
+    screw, carpet = plan_comparisons({"data_root": str(tmp_path)}, "test", str(file))
+    assert (screw.name, screw.status, carpet.status) == ("s", "planned", "missing")
+    assert carpet.problem.endswith("has no category 'carpet'; it has: screw")
 
 
 def test_the_file_is_named_where_there_is_none(tmp_path: Path):

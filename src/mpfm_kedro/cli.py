@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +73,8 @@ def _run(pipeline: str | None, pipelines: list[str], **options: Any) -> Any:
         if names != [STUDY]:
             raise InputError(f"The pipeline '{STUDY}' runs alone; it begins with the comparisons of its datasets")
         own = {name: value for name, value in options.items() if name != "params"}
-        return run_study(options["params"], options["env"], lambda one, given: _kedro([one], params=given, **own))
+        env = options["env"] or os.environ.get("KEDRO_ENV")  # as Kedro's session does
+        return run_study(options["params"], env, lambda one, given: _kedro([one], params=given, **own))
     return _kedro(names, **options)
 
 

@@ -115,7 +115,7 @@ def _look_for(dataset: str, category: str, data_root: Path) -> tuple[str, str]:
     there = describe(source, data_root)
     if there["status"] == MISSING and source is not synthetic.SOURCE:  # whose images are drawn when they are used
         return MISSING, str(there["problem"])
-    if there["status"] == "found" and category != "all":
+    if "normals" in there and category != "all":  # its images could be listed
         categories = sorted(source.list_samples(source.locate(data_root))["category"].unique())
         if category not in categories:
             return MISSING, f"{there['folder']} has no category '{category}'; it has: {', '.join(categories)}"

@@ -117,7 +117,15 @@ def _aucs(title: str, setting: str, table: pd.DataFrame, ranks: pd.DataFrame) ->
         rows = [row + [_rank_entry(ranks, scope, row[0].text) for scope in scopes] for row in rows]
         sections += [Section(heading, rows)] if rows else []
     header = ["method", *(column.name for column in columns), *(f"mean rank, M={number}" for number in numbers)]
-    return Table(title, header, sections, footnotes(table))
+    return Table(title, header, sections, [*footnotes(table), *_seeds(table, columns)])
+
+
+def _seeds(table: pd.DataFrame, columns: list[DatasetColumn]) -> list[str]:
+    """How many seeds the columns have, if not all have as many."""
+    numbers = {column.name: int(measured(column.rows(table))["n_seeds"].max()) for column in columns}
+    if len(set(numbers.values())) < 2:
+        return []
+    return ["Seeds: " + "; ".join(f"{name}: {number}" for name, number in numbers.items()) + "."]
 
 
 def _differences(title: str, table: pd.DataFrame) -> Table:

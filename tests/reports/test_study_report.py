@@ -81,6 +81,12 @@ def test_the_report_has_both_tables_ranks_tests_and_what_is_missing(table):
     assert "data:image/png" in page
 
 
+def test_seeds_are_told_where_they_differ(table):
+    fewer = table.assign(n_seeds=table["n_seeds"].where(table["name"] != "mine", 2))
+    assert "Seeds: mine, M=10: 2; elpv, M=10: 5;" in write_study(fewer, rank_methods(fewer), PLAN, "")
+    assert "Seeds:" not in write_study(table, rank_methods(table), PLAN, "")
+
+
 def test_a_study_without_results_says_so():
     with pytest.raises(InputError, match="nothing to report"):
         gather_cells(PLAN.assign(status="missing"), COMPARED)
