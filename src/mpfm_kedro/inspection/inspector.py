@@ -24,6 +24,7 @@ from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.mpfm.calibration import PARTS, SIGNS
 from mpfm_kedro.detectors.mpfm.detector import FittedMPFM, load
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.files import first_line
 from mpfm_kedro.images.decoding import Pixels, UnusableImageError, decode, to_rgb
 from mpfm_kedro.images.position_maps import smooth_maps
 from mpfm_kedro.inspection.heat_maps import USUAL, Region, find_regions, overlay, scale
@@ -120,7 +121,13 @@ class Inspector:
     @classmethod
     def load(cls, folder: str | Path, device: str = "auto") -> Inspector:
         """The inspector of a model folder, whose files are checked first."""
-        return cls(load_model(Path(folder)), device)
+        model = load_model(Path(folder))
+        try:
+            return cls(model, device)
+        except InputError:
+            raise
+        except Exception as error:  # numbers of a foreign model that do not fit each other
+            raise InputError(f"The model in {folder} cannot be used: {first_line(error)}") from error
 
     def promised(self, rate: float, confidence: float) -> Promise:
         """The thresholds of another false-alarm rate; nothing is trained again."""
@@ -231,7 +238,7 @@ def read_image(image: ImageLike, pixel_range: str) -> Image.Image:
         if isinstance(image, str | Path):
             return decode(str(image), Path(image).read_bytes(), MAX_PIXELS, pixel_range=pixel_range)
         return to_rgb(_from_array(image) if isinstance(image, np.ndarray) else image, pixel_range)
-    except (OSError, SyntaxError, ValueError, TypeError) as error:
+    except Exception as error:  # parsers of damaged files let any error through
         name = str(image) if isinstance(image, str | Path) else "The image"
         problem = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(f"{name} cannot be used: {problem}") from error

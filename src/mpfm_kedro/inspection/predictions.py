@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from mpfm_kedro.detectors.mpfm.calibration import PARTS
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.files import replacing
+from mpfm_kedro.files import explain, replacing
 from mpfm_kedro.inspection.inspector import Inspector, Prediction, Prepared, prepare
 from mpfm_kedro.inspection.model import model_digest
 from mpfm_kedro.inspection.thresholds import GOOD, Promise, decide, p_values
@@ -74,16 +75,13 @@ class PredictionLog:
         return cls(folder / f"{model_digest(card)}.jsonl")
 
     def read(self, only: Collection[str] | None = None) -> dict[str, dict[str, Any]]:
-        """The last line of each file, or of some files alone, by path; a half-written line does not count."""
+        """The last line of each file, or of some files alone, by path; a cut or damaged line does not count."""
         found = {}
         if self.file.is_file():
-            with self.file.open(encoding="utf-8") as lines:
+            with self.file.open("rb") as lines:
                 for line in lines:
-                    try:
-                        row = json.loads(line)
-                    except ValueError:
-                        continue
-                    if only is None or row["path"] in only:
+                    row = _parse(line)
+                    if row is not None and (only is None or row["path"] in only):
                         found[row["path"]] = row
         return found
 
@@ -94,11 +92,28 @@ class PredictionLog:
             with self.file.open("a", encoding="utf-8") as log:
                 if log.tell() and not _ends_a_line(self.file):
                     log.write("\n")
-                log.writelines(json.dumps(row) + "\n" for row in rows)
+                log.writelines(_format(row) for row in rows)
                 log.flush()
                 os.fsync(log.fileno())
         except OSError as error:
-            raise InputError(f"Cannot write {self.file}: {error.strerror}") from error
+            raise InputError(f"Cannot write {self.file}: {explain(error, self.file.parent)}") from error
+
+
+def _format(row: dict[str, Any]) -> str:
+    """A line of the log: JSON, a tab, and its checksum."""
+    content = json.dumps(row)
+    return f"{content}\t{zlib.crc32(content.encode()):08x}\n"
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The row of a line; None for one that was cut or damaged. Older lines have no checksum."""
+    content, _, checksum = line.rstrip(b"\n").partition(b"\t")
+    try:
+        row = json.loads(content)
+        whole = not checksum or int(checksum, 16) == zlib.crc32(content)
+        return row if whole and isinstance(row["path"], str) and {"size", "modified", "error"} <= row.keys() else None
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def predict_files(
