@@ -1,47 +1,192 @@
-"""Files and folders that are there whole or not at all."""
+"""Files: replaced in one step and put on the disk, with a checksum that shows every later change."""
 
 from __future__ import annotations
 
+import errno
+import os
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
 
 from mpfm_kedro import files
-from mpfm_kedro.files import replace_folder
+from mpfm_kedro.detectors.base import Artefact
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.experiments.cache import ArtefactFile
+from mpfm_kedro.files import in_units, is_intact, load_table, recover_folder, replacing, replacing_folder, save_table
+
+TABLE = pd.DataFrame({"sample": ["a", "b"], "score": [0.5, 2.0]})
 
 
-def make(folder: Path, content: str) -> Path:
-    folder.mkdir()
-    (folder / "file").write_text(content)
-    return folder
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 200 kB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root can mount a small disk")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    order = []
+    sync, rename = os.fsync, Path.replace
+
+    def fsync(descriptor: int) -> None:
+        order.append(Path(f"/proc/self/fd/{descriptor}").resolve())
+        sync(descriptor)
+
+    def replace(self: Path, target: Path) -> Path:
+        order.append("renamed")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    with replacing(tmp_path / "a.txt") as partial:
+        partial.write_text("content")
+    assert order == [partial, "renamed", tmp_path]
+
+
+def test_a_library_that_is_no_part_of_python_tells_of_a_full_disk_too(small_disk):
+    """SafetensorError is no OSError."""
+    file = ArtefactFile(small_disk / "piece.safetensors")
+    with pytest.raises(InputError) as raised:
+        file.save(Artefact({"a": torch.zeros(100_000)}))
+    expected = f"Cannot write {file.path}: No space left on device; it needs 400 kB or more, 205 kB are free"
+    assert str(raised.value) == expected
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_table_that_does_not_fit_leaves_the_earlier_one(small_disk):
+    save_table(TABLE, small_disk / "table.parquet")
+    with pytest.raises(InputError, match=r"table\.parquet: No space left .* kB are free$"):
+        save_table(pd.DataFrame({"a": np.random.default_rng(0).random(100_000)}), small_disk / "table.parquet")
+    assert load_table(small_disk / "table.parquet").equals(TABLE)
+    assert [file.name for file in small_disk.iterdir()] == ["table.parquet"]
+
+
+def test_an_error_of_the_system_is_found_behind_others(tmp_path):
+    with pytest.raises(InputError, match=r"a\.txt: No space left on device") as raised, replacing(tmp_path / "a.txt"):
+        try:
+            raise OSError(errno.ENOSPC, "full")
+        except OSError as error:
+            raise RuntimeError("saving failed") from error
+    assert "\n" not in str(raised.value)
+
+
+def test_an_error_of_another_kind_is_passed_on(tmp_path):
+    with pytest.raises(KeyError), replacing(tmp_path / "a.txt") as partial:
+        partial.write_text("half")
+        raise KeyError("a")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (12_345, "12.3 kB"), (400_000, "400 kB"), (999_960, "1.0 MB")]
+    + [(3_210_000_000, "3.2 GB"), (5e15, "5000 TB")],
+)
+def test_bytes_in_honest_units(size, shown):
+    assert in_units(size) == shown
+
+
+def changed(content: bytes, step: int = 1) -> Iterator[bytes]:
+    """The content with one bit flipped, at every place or at some, and cut at some."""
+    for place in range(0, len(content), step):
+        yield content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+    for length in range(0, len(content), 40):
+        yield content[:length]
+
+
+def test_no_changed_bit_of_a_piece_changes_its_numbers_unnoticed(tmp_path):
+    whole, file = ArtefactFile(tmp_path / "whole.safetensors"), tmp_path / "piece.safetensors"
+    whole.save(Artefact({"a": torch.arange(3.0)}, {"seconds": 1.5}))
+    unnoticed = 0
+    for number, content in enumerate(changed(whole.path.read_bytes())):
+        file.write_bytes(content)
+        os.utime(file, (number, number))  # faster than the clock of the disk
+        piece = ArtefactFile(file)
+        if not piece.problem():
+            unnoticed += 1
+            loaded = piece.load()
+            assert loaded.tensors["a"].tolist() == [0, 1, 2] and loaded.details == {"seconds": 1.5}
+    assert unnoticed <= len("mpfm-checksum:")  # the name of the checksum itself
+
+
+def test_no_changed_bit_of_a_table_changes_its_numbers_unnoticed(tmp_path):
+    save_table(TABLE, tmp_path / "whole.parquet")
+    file = tmp_path / "table.parquet"
+    for number, content in enumerate(changed((tmp_path / "whole.parquet").read_bytes(), 7)):
+        file.write_bytes(content)
+        os.utime(file, (number, number))
+        with pytest.raises(InputError, match=r"table\.parquet is damaged .*kedro run"):
+            load_table(file)
+
+
+def test_a_table_without_a_checksum_is_read(tmp_path):
+    TABLE.to_parquet(tmp_path / "table.parquet")
+    assert is_intact(tmp_path / "table.parquet")
+    assert load_table(tmp_path / "table.parquet").equals(TABLE)
+
+
+def test_attributes_of_a_table_are_kept_and_the_checksum_is_none_of_them(tmp_path):
+    table = TABLE.copy()
+    table.attrs["spec"] = "{}"
+    for _ in range(2):
+        save_table(table, tmp_path / "table.parquet")
+        table = load_table(tmp_path / "table.parquet")
+    assert table.attrs == {"spec": "{}"}
+
+
+@pytest.mark.parametrize("exchanged", [True, False])
+def test_a_folder_is_replaced_as_a_whole(tmp_path, monkeypatch, exchanged):
+    if not exchanged:
+        monkeypatch.setattr(files, "_exchange", lambda *_: False)
+    for text in ("first", "second"):
+        write_folder(tmp_path / "model", text)
+    with pytest.raises(KeyError), replacing_folder(tmp_path / "model") as partial:
+        (partial / "a.txt").write_text("third")
+        raise KeyError
+    assert (tmp_path / "model/a.txt").read_text() == "second"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot exchange two folders")
-def test_a_folder_is_there_at_any_time_while_it_is_replaced(tmp_path: Path):
-    folder, stop, missing = make(tmp_path / "model", "0"), Event(), []
+def test_a_folder_is_there_at_any_time_while_it_is_replaced(tmp_path):
+    folder, stop, missing = tmp_path / "model", Event(), []
+    write_folder(folder, "0")
 
     def look() -> None:
         while not stop.is_set():
-            if not (folder / "file").is_file():
+            if not (folder / "a.txt").is_file():
                 missing.append(1)
 
     reader = Thread(target=look)
     reader.start()
-    for number in range(1, 300):
-        replace_folder(make(tmp_path / "new", str(number)), folder)
+    for number in range(1, 100):
+        write_folder(folder, str(number))
     stop.set()
     reader.join()
     assert not missing
-    assert [path.name for path in tmp_path.iterdir()] == ["model"] and (folder / "file").read_text() == "299"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"] and (folder / "a.txt").read_text() == "99"
 
 
-@pytest.mark.parametrize("can", [True, False])
-def test_a_folder_is_replaced_whatever_the_system_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can: bool):
-    if not can:
-        monkeypatch.setattr(files, "_exchange", lambda *_: False)
-    for content in ("first", "second"):
-        replace_folder(make(tmp_path / "new", content), tmp_path / "model")
-        assert (tmp_path / "model/file").read_text() == content
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+def write_folder(folder: Path, content: str) -> None:
+    with replacing_folder(folder) as partial:
+        (partial / "a.txt").write_text(content)
+
+
+def test_a_folder_whose_replacement_was_killed_is_recovered(tmp_path):
+    """Killed between the two renamings: the earlier folder has lost its name, the new one has none yet."""
+    write_folder(tmp_path / "model", "first")
+    (tmp_path / "model").rename(tmp_path / ".old.model")
+    recover_folder(tmp_path / "model")
+    assert (tmp_path / "model/a.txt").read_text() == "first"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpfm_kedro import provenance
-from mpfm_kedro.backbones import store
+from mpfm_kedro.backbones import checked_rows, store
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.backbones.store import FeatureSpec, FeatureStore, StoreFolder
 from mpfm_kedro.errors import InputError
@@ -120,6 +121,115 @@ def test_full_disk_is_named_and_loses_nothing_written_before(stores):
         writer.append(["b||original"], *numbers(["b||original"]))
     append(stores.open(SPEC), ["b||original"])
     assert_holds(stores.open(SPEC), ["a||original", "b||original"])
+
+
+NAMES = ["a||original", "b||original", "c||original", "d||original"]
+
+
+def flip(file: Path, place: int) -> None:
+    """Change one bit as an ageing disk does: the date of the file stays."""
+    found, content = file.stat(), bytearray(file.read_bytes())
+    content[place] ^= 4
+    file.write_bytes(content)
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+@pytest.mark.parametrize(("name", "size"), [("pooled.f32", 12), ("maps.f16", 8)])
+def test_a_damaged_row_is_not_read(stores, name, size):
+    append(stores.open(SPEC), NAMES)
+    assert stores.open(SPEC).missing(NAMES) == []  # verified, and remembered
+    flip(stores.open(SPEC).folder / name, size + 1)
+    store = stores.open(SPEC)
+    rows = store.pooled if name.startswith("pooled") else store.maps
+    assert len(rows[[0, 2, 3]]) == 3
+    with pytest.raises(InputError, match=rf"{name} is damaged in row 1 \('b\|\|original'\).*start again") as raised:
+        rows[[0, 1]]
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("place", [0, 9, 12 + 12])
+def test_a_damaged_row_is_named_and_written_again(stores, place, caplog):
+    append(stores.open(SPEC), NAMES)
+    flip(stores.open(SPEC).folder / "pooled.f32", place)
+    damaged = NAMES[place // 12]
+    assert stores.open(SPEC).missing(NAMES) == [damaged]
+    assert stores.open(SPEC).missing(NAMES) == [damaged]
+    assert caplog.text.count(repr(damaged)) == 1
+    append(stores.open(SPEC), [damaged])
+    assert stores.open(SPEC).missing(NAMES) == []
+    assert_holds(stores.open(SPEC), NAMES)
+    assert caplog.text.count("is damaged in") == 1
+
+
+def test_damage_that_a_reader_finds_is_known_at_the_next_start(stores):
+    append(stores.open(SPEC), NAMES)
+    assert stores.open(SPEC).missing(NAMES) == []
+    flip(stores.open(SPEC).folder / "maps.f16", 0)
+    assert stores.open(SPEC).missing(NAMES) == []  # not all is read at every start
+    with pytest.raises(InputError):
+        stores.open(SPEC).maps[:]
+    assert stores.open(SPEC).missing(NAMES) == NAMES[:1]
+
+
+@pytest.mark.parametrize("place", range(4 * len("a||original\n")))
+def test_no_damaged_key_gives_the_numbers_of_another_image(stores, place):
+    """A lost end of a line moves all that follow to other rows; bytes that are no text have their place."""
+    append(stores.open(SPEC), NAMES)
+    file = stores.open(SPEC).folder / "keys.txt"
+    content = bytearray(file.read_bytes())
+    content[place] ^= 0x80 if place % 2 else 2
+    file.write_bytes(content)
+    missing = stores.open(SPEC).missing(NAMES)
+    assert missing
+    append(stores.open(SPEC), missing)
+    assert stores.open(SPEC).missing(NAMES) == []
+    assert_holds(stores.open(SPEC), NAMES)
+
+
+@pytest.mark.parametrize("name", ["pooled.f32", "maps.f16", "checksums.u32", "keys.txt", "verified.json", "store.json"])
+@pytest.mark.parametrize("size", [0, 0.4])
+def test_a_cut_file_loses_its_rows_and_no_others(stores, name, size):
+    append(stores.open(SPEC), NAMES)
+    assert stores.open(SPEC).missing(NAMES) == []
+    file = stores.open(SPEC).folder / name
+    os.truncate(file, int(size * file.stat().st_size))
+    append(stores.open(SPEC), stores.open(SPEC).missing(NAMES))
+    assert stores.open(SPEC).missing(NAMES) == []
+    assert_holds(stores.open(SPEC), NAMES)
+    assert stores.overview()["rows"].tolist() == [4]
+
+
+def test_a_store_without_checksums_is_adopted_once(stores, caplog):
+    append(stores.open(SPEC), NAMES)
+    store = stores.open(SPEC)
+    (store.folder / "checksums.u32").unlink()
+    assert_holds(stores.open(SPEC), NAMES)
+    assert stores.open(SPEC).missing(NAMES) == []
+    with caplog.at_level("INFO"):
+        stores.open(SPEC).adopt()
+        stores.open(SPEC).adopt()
+    assert caplog.text.count("Checksums of 4 rows") == 1
+    flip(store.folder / "maps.f16", 0)
+    assert stores.open(SPEC).missing(NAMES) == NAMES[:1]
+
+
+def test_rows_are_appended_to_a_store_without_checksums(stores):
+    append(stores.open(SPEC), NAMES[:2])
+    (stores.open(SPEC).folder / "checksums.u32").unlink()
+    append(stores.open(SPEC), NAMES[2:])
+    assert stores.open(SPEC).missing(NAMES) == []
+    assert_holds(stores.open(SPEC), NAMES)
+    assert (stores.open(SPEC).folder / "checksums.u32").stat().st_size == 4 * 2 * 4
+
+
+def test_a_row_is_verified_once(stores, monkeypatch):
+    append(stores.open(SPEC), NAMES)
+    rows = stores.open(SPEC).maps
+    rows[[0, 1]]
+    read = []
+    monkeypatch.setattr(checked_rows, "checksum", lambda key, row: read.append(key) or 0)
+    assert stores.open(SPEC).maps[[1, 0]].shape == (2, 2, 1, 2)
+    assert read == []
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from mpfm_kedro.backbones.store import FeatureSpec, FeatureStore
 from mpfm_kedro.datasets.previews import show_table
 from mpfm_kedro.datasets.reading import ReadOnlyDataset
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.files import replacing
+from mpfm_kedro.files import load_table, save_table
 
 
 class FeatureStoreDataset(ReadOnlyDataset[FeatureStore]):
@@ -43,7 +43,7 @@ class FeaturesDataset(AbstractDataset[Features, Features]):
 
     def load(self) -> Features:
         """Index and stores, which must have a row for each view."""
-        table = pd.read_parquet(self._file)
+        table = load_table(self._file)
         first, others = json.loads(table.attrs.pop("spec")), json.loads(table.attrs.pop("beside", "[]"))
         return replace(self._locate(table, first), beside=tuple(self._locate(table, raw) for raw in others))
 
@@ -58,8 +58,7 @@ class FeaturesDataset(AbstractDataset[Features, Features]):
         table = data.index.drop(columns="row")
         first, *others = [asdict(spec) for spec in data.specs]
         table.attrs = {"spec": json.dumps(first), "beside": json.dumps(others)}
-        with replacing(self._file) as partial:
-            table.to_parquet(partial)
+        save_table(table, self._file)
 
     def preview(self, nrows: int = 20) -> TablePreview:
         """The first rows of the index, for kedro-viz."""

@@ -12,11 +12,15 @@ from kedro_datasets._typing import JSONPreview, TablePreview
 
 from mpfm_kedro.datasets.previews import show_table
 from mpfm_kedro.datasets.reading import ReadOnlyDataset
-from mpfm_kedro.files import replacing
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.files import AGAIN, first_line, load_table, replacing, save_table
 
 if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
     from mpfm_kedro.inspection.collection import Collection
     from mpfm_kedro.inspection.model import Model
+
+
+RESTORE = "kedro versions use brings back the collection of a version of the production model"
 
 
 class CollectionDataset(AbstractDataset["Collection", "Collection"]):
@@ -30,7 +34,7 @@ class CollectionDataset(AbstractDataset["Collection", "Collection"]):
         """The collection."""
         from mpfm_kedro.inspection.collection import COLUMNS, Collection
 
-        table = pd.read_parquet(self._table) if self._table.is_file() else pd.DataFrame(columns=COLUMNS)
+        table = load_table(self._table, RESTORE) if self._table.is_file() else pd.DataFrame(columns=COLUMNS)
         return Collection(self._folder, table)
 
     def save(self, data: Collection) -> None:
@@ -38,8 +42,7 @@ class CollectionDataset(AbstractDataset["Collection", "Collection"]):
         for name, content in data.new.items():
             with replacing(self._folder / name) as partial:
                 partial.write_bytes(content)
-        with replacing(self._table) as partial:
-            data.table.to_parquet(partial)
+        save_table(data.table, self._table)
 
     @property
     def _table(self) -> Path:
@@ -93,7 +96,13 @@ class EvaluationDataset(ReadOnlyDataset[dict[str, Any]]):
     def load(self) -> dict[str, Any]:
         """Metrics by setting; empty where no setting was run."""
         files = {setting: self._path / setting / "metrics.json" for setting in ("general", "hard")}
-        return {setting: json.loads(file.read_text()) for setting, file in files.items() if file.is_file()}
+        return {setting: self._read(file) for setting, file in files.items() if file.is_file()}
+
+    def _read(self, file: Path) -> Any:
+        try:
+            return json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InputError(f"{file} is damaged ({first_line(error)}); {AGAIN}") from error
 
 
 class EarlierPredictionsDataset(ReadOnlyDataset[pd.DataFrame]):
@@ -104,4 +113,8 @@ class EarlierPredictionsDataset(ReadOnlyDataset[pd.DataFrame]):
         columns = ["path", "score", "decision", "error"]
         if not self._path.is_file():
             return pd.DataFrame(columns=columns)
-        return pd.read_csv(self._path, keep_default_na=False)[columns]
+        try:
+            return pd.read_csv(self._path, keep_default_na=False)[columns]
+        except (ValueError, KeyError) as error:
+            advice = "kedro run --pipelines=predict makes it again"
+            raise InputError(f"{self._path} is damaged ({first_line(error)}); {advice}") from error

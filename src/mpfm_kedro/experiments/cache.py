@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.files import replacing
+from mpfm_kedro.files import AGAIN, BLANK, is_intact, replacing, seal
 from mpfm_kedro.provenance import key_digest
 
 if TYPE_CHECKING:
@@ -40,14 +40,38 @@ class ArtefactFile:
     @cached_property
     def details(self) -> dict[str, Any]:
         """Everything but the tensors, from the header of the file."""
+        self._check()
+        return self._read_details()
+
+    def problem(self) -> str:
+        """What is wrong with the file: it is missing, or it is not as it was written; empty where it is whole."""
         try:
-            with safe_open(self.path, framework="np") as file:
-                return json.loads(file.metadata()["details"])
+            if not is_intact(self.path):
+                return "is damaged (it has not the checksum that it names)"
+            self._read_details()
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{self.path} is missing or damaged ({error}); delete it to compute it again") from error
+            return f"is missing or damaged ({error})"
+        return ""
+
+    def is_cached(self) -> bool:
+        """Whether the file is there and whole; a damaged one is named, and counts as missing."""
+        if not self.exists():
+            return False
+        if problem := self.problem():
+            logger.warning("The cached %s %s and is computed again", self.path, problem)
+        return not problem
+
+    def _check(self) -> None:
+        if problem := self.problem():
+            raise InputError(f"{self.path} {problem}; {AGAIN}")
+
+    def _read_details(self) -> dict[str, Any]:
+        with safe_open(self.path, framework="np") as file:
+            return json.loads(file.metadata()["details"])
 
     def digest(self) -> str:
         """Names the numbers; the header, which also says how long they took, does not count."""
+        self._check()
         with self.path.open("rb") as file:
             file.seek(8 + int.from_bytes(file.read(8), "little"))
             return hashlib.file_digest(file, "sha256").hexdigest()[:24]
@@ -62,15 +86,17 @@ class ArtefactFile:
 
         from mpfm_kedro.detectors.base import Artefact
 
-        return Artefact({name: value.clone() for name, value in load_file(self.path).items()}, self.details)
+        details = self.details  # after a check of the whole file
+        return Artefact({name: value.clone() for name, value in load_file(self.path).items()}, details)
 
     def save(self, artefact: Artefact) -> None:
-        """Write tensors and details in one step."""
+        """Write tensors and details in one step, with a checksum of the file in its header."""
         from safetensors.torch import save_file
 
         tensors = {name: value.contiguous() for name, value in artefact.tensors.items()}
-        with replacing(self.path) as partial:
-            save_file(tensors, partial, metadata={"details": json.dumps(artefact.details)})
+        with replacing(self.path, need=sum(value.nbytes for value in tensors.values())) as partial:
+            save_file(tensors, partial, metadata={"details": json.dumps(artefact.details), "checksum": BLANK})
+            seal(partial)
 
     def link_to(self, target: Path) -> None:
         """The same artefact under another name, sharing its disk blocks where the file system can."""
@@ -110,7 +136,7 @@ class Cache:
         """Copies of artefacts in the cache, under their own names; entries with other numbers are replaced."""
         restored = {name: ArtefactFile(self.root / artefact.path.name) for name, artefact in artefacts.items()}
         for name, artefact in artefacts.items():
-            if not restored[name].exists() or restored[name].digest() != artefact.digest():
+            if restored[name].problem() or restored[name].digest() != artefact.digest():
                 artefact.copy_to(restored[name].path)
         return restored
 
@@ -158,7 +184,7 @@ def save_folder(folder: Path, artefacts: dict[str, ArtefactFile], copy: bool = F
     for artefact in {artefact.path: artefact for artefact in artefacts.values()}.values():
         target = folder / artefact.path.name
         earlier = ArtefactFile(like / target.name) if like else None
-        if earlier and earlier.exists() and earlier.digest() == artefact.digest():
+        if earlier and not earlier.problem() and earlier.digest() == artefact.digest():
             earlier.link_to(target)
         elif copy:
             artefact.copy_to(target)
@@ -175,10 +201,11 @@ def save_folder(folder: Path, artefacts: dict[str, ArtefactFile], copy: bool = F
 def load_folder(folder: Path) -> dict[str, ArtefactFile]:
     """The artefacts of a folder by name; tensors are read when they are needed."""
     try:
-        index: dict[str, str] = json.loads((folder / INDEX).read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"No models in {folder}: {INDEX} is missing or damaged") from error
-    found = {name: ArtefactFile(folder / file) for name, file in index.items()}
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        # a name, not a path: an index cannot lead out of its folder
+        found = {name: ArtefactFile(folder / Path(file).name) for name, file in index.items()}
+    except (OSError, AttributeError, TypeError, ValueError) as error:
+        raise InputError(f"No models in {folder}: {INDEX} is missing or damaged; {AGAIN}") from error
     for artefact in found.values():
         if not artefact.exists():
             raise InputError(f"{artefact.path} is missing, which {folder / INDEX} names")

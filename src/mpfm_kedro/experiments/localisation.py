@@ -79,7 +79,7 @@ def measure_localisation(
     groups = sharing_pieces(trials, models)
     digest, mask_digest = remember(ArtefactFile.digest), remember(lambda name: _file_digest(images.folder / name))
     tasks = [_task(own, marked, images.folder, features, models, cache, device, digest, mask_digest) for own in groups]
-    remaining = [task for task in tasks if not task.entry.exists()]
+    remaining = [task for task in tasks if not task.entry.is_cached()]
     if remaining:
         map_tasks(measure_task, remaining, "Pixel measures", compute, device, len(tasks), _task_bytes(remaining))
     rows = []

@@ -149,7 +149,7 @@ def plan_pieces(
 
 def _fit_missing(tasks: list[PieceTask], cache: Cache, label: str, compute: ComputeParameters) -> None:
     """Fit what is not cached, the longest tasks first; say before how long it takes."""
-    remaining = sorted((task for task in tasks if not task.entry.exists()), key=lambda task: -task.details[EXPECTED])
+    remaining = sorted((task for task in tasks if not task.entry.is_cached()), key=lambda task: -task.details[EXPECTED])
     if not remaining:
         return
     names = {task.piece.name.replace("_", " ") for task in tasks}
@@ -193,7 +193,7 @@ def score_trials(
     groups = sharing_pieces(trials, models)
     digest = remember(ArtefactFile.digest)
     tasks = [_score_task(own, features, models, cache, device, digest) for own in groups]
-    remaining = [task for task in tasks if not task.entry.exists()]
+    remaining = [task for task in tasks if not task.entry.is_cached()]
     if remaining:
         most = max(len(task.samples) for task in remaining)
         need = PROCESS_BYTES + POOLED_COPIES * most * 4 * sum(spec.pooled_size for spec in features.specs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,15 @@ from mpfm_kedro.experiments.columns import TRAINED
 from mpfm_kedro.experiments.contents import learned_contents
 from mpfm_kedro.experiments.protocol import PRODUCTION, records
 from mpfm_kedro.experiments.trials import read_trials, tested
+from mpfm_kedro.files import first_line, is_intact
 from mpfm_kedro.provenance import code_revision
 
+logger = logging.getLogger(__name__)
 NUMBERS = ["n_anomalies", "n_seeds", "auc_mean", "auc_std"]
 COLUMNS = ["dataset", "setting", "version", "method", *NUMBERS, "revision", "data", "weights"]
+SUMMARY = ["category", "known_class", "method", *NUMBERS]
 DIGITS = 12
+ANOTHER = "use another one, see kedro versions list"
 VERSIONED = ("models", "model")  # what has a version of every result: of a setting, of production
 
 
@@ -29,24 +34,41 @@ def list_versions(root: Path) -> pd.DataFrame:
     tables = []
     for file in root.glob("*/*/summary.csv/*/summary.csv"):
         dataset, setting, _, version = file.relative_to(root).parts[:4]
-        summary = pd.read_csv(file, keep_default_na=False)
+        try:
+            summary = pd.read_csv(file, keep_default_na=False)[SUMMARY]
+        except (ValueError, KeyError) as error:
+            logger.warning("%s is damaged (%s)", file, first_line(error))
+            continue
         for column in ("category", "known_class"):
             if (summary[column] == "mean").any():
                 summary = summary[summary[column] == "mean"]
         record_file = root / dataset / setting / "record.json" / version / "record.json"
-        record = json.loads(record_file.read_text()) if record_file.is_file() else {}
+        record = _read(record_file)
         origin = {name: str(record.get(name, ""))[:DIGITS] for name in ("revision", "data", "weights")}
         tables.append(summary.assign(dataset=dataset, setting=setting, version=version, **origin))
-    tables += [_production_version(file, root) for file in root.glob(f"*/{PRODUCTION}/model/*/model/card.json")]
+    cards = {file: _read(file) for file in root.glob(f"*/{PRODUCTION}/model/*/model/card.json")}
+    tables += [_production_version(file, card, root) for file, card in cards.items() if card]
     if not tables:
         return pd.DataFrame(columns=COLUMNS)
     return pd.concat(tables)[COLUMNS].sort_values(["dataset", "setting", "version"], kind="stable")
 
 
-def _production_version(file: Path, root: Path) -> pd.DataFrame:
+def _read(file: Path) -> dict[str, Any]:
+    """A JSON document; empty where it is missing or damaged."""
+    try:
+        if not is_intact(file):
+            raise ValueError("it has not the checksum that it names")
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+    except (OSError, TypeError, ValueError) as error:
+        logger.warning("%s is damaged (%s)", file, first_line(error))
+        return {}
+
+
+def _production_version(file: Path, card: dict[str, Any], root: Path) -> pd.DataFrame:
     """The row of a production model: what it was made from; its evidence is that of the settings."""
     dataset, _, _, version = file.relative_to(root).parts[:4]
-    card = json.loads(file.read_text())
     weights = ", ".join(backbone["weights_digest"][:DIGITS] for backbone in card["backbones"])
     found: dict[str, Any] = {"dataset": dataset, "setting": PRODUCTION, "version": version, "method": TRAINED}
     found |= {
@@ -90,10 +112,13 @@ def check_version(
         learned_runs: the runs of the version, needed with ``items``.
         items: the item of each sample, where no item may both train and test (``ingestion.group_split``).
     """
+    for artefact in models.values():
+        if problem := artefact.problem():
+            raise InputError(f"The version is damaged: {artefact.path} {problem}; {ANOTHER}")
     for name, digest in record["models"].items():
         if name not in models or models[name].digest() != digest:
             path = models[name].path if name in models else name
-            raise InputError(f"The version is damaged: {path} is not the piece that its record names")
+            raise InputError(f"The version is damaged: {path} is not the piece that its record names; {ANOTHER}")
     if missing := sorted({run["run"] for run in records(runs)} - set(trials["run"])):
         raise InputError(f"The version has no model of the present runs {', '.join(missing)}")
     for trial in read_trials(trials, runs):

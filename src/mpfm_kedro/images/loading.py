@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -14,11 +15,13 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from mpfm_kedro.files import replacing
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.files import load_table, replacing, save_table
 from mpfm_kedro.images.decoding import Pixels, cut, decode, is_transparent, open_image, scale, to_rgb
 from mpfm_kedro.progress import progress
 from mpfm_kedro.sources.samples import CHECKED
 
+logger = logging.getLogger(__name__)
 FILE = ["folder", "path", "crop", "size", "modified"]
 NUMBERS = {"width": "int64", "height": "int64", "lowest": "float64", "highest": "float64"}
 KINDS: dict[str, Any] = dict.fromkeys(CHECKED, "str") | NUMBERS
@@ -86,13 +89,17 @@ class ImageLoader:
         """A small copy of an image or crop, cached beside the memory."""
         name = "-".join(part for part in (content_hash, crop, pixel_range) if part)
         cached = self.memory.with_name("thumbnails") / f"{name}.png"
-        if not cached.is_file():
-            small = self.read(path, crop, pixel_range)
-            small.thumbnail((THUMBNAIL, THUMBNAIL))
-            with replacing(cached) as partial:
-                small.save(partial, format="png")
-        with Image.open(cached) as image:
-            return image.convert("RGB")
+        if cached.is_file():
+            try:
+                with Image.open(cached) as image:
+                    return image.convert("RGB")
+            except Exception as error:  # likewise
+                logger.warning("%s is damaged (%s) and is made again", cached, error)
+        small = self.read(path, crop, pixel_range)
+        small.thumbnail((THUMBNAIL, THUMBNAIL))
+        with replacing(cached) as partial:
+            small.save(partial, format="png")
+        return small
 
     def examine_crops(self, path: str, crops: Sequence[str]) -> list[dict[str, Any]]:
         """What ``CHECKED`` names, of crops of one file; for an unusable file also its problem."""
@@ -103,7 +110,7 @@ class ImageLoader:
             pixels, done = open_image(path, content, self.max_pixels)
             result |= describe(pixels, done)
             return [result | {"dhash": dhash(pixels, crop)} for crop in crops]
-        except (OSError, SyntaxError, ValueError, TypeError) as error:
+        except Exception as error:  # parsers of damaged files let any error through
             return [result | {"problem": f"{type(error).__name__}: {error}"} for _ in crops]
 
     def examine_all(self, paths: list[str], processes: int, crops: list[str] | None = None) -> pd.DataFrame:
@@ -122,8 +129,7 @@ class ImageLoader:
             table = table.astype(KINDS)
             others = known[(known["folder"] != str(self.folder)) | ~known["path"].isin(set(paths))]
             usable = table[table["problem"] == ""]
-            with replacing(self.memory) as partial:
-                (pd.concat([others, usable], ignore_index=True) if len(others) else usable).to_parquet(partial)
+            save_table(pd.concat([others, usable], ignore_index=True) if len(others) else usable, self.memory)
         return table.set_index("path")[CHECKED].astype(KINDS)
 
     def other_folders(self) -> list[str]:
@@ -134,7 +140,11 @@ class ImageLoader:
         """What earlier runs found of usable files, within today's limit of pixels."""
         known = pd.DataFrame(columns=FILE + CHECKED).astype({"size": int, "modified": int})
         if self.memory.is_file():
-            stored = pd.read_parquet(self.memory)
+            try:
+                stored = load_table(self.memory, "all images are read again")
+            except InputError as error:
+                logger.warning(str(error))
+                return known
             if set(known.columns) <= set(stored.columns):  # else of an older version: read again
                 known = stored[stored["width"] * stored["height"] <= self.max_pixels]
         return known

@@ -79,6 +79,9 @@ class Collection:
 
     def samples(self, dataset: str, category: str, images: ImageLoader) -> pd.DataFrame:
         """The collection as rows of a sample table, checked as ingestion checks images."""
+        for file in self.table["file"]:
+            if Path(file).name != file:
+                raise InputError(f"The collection {self.folder} names {file!r}, which is outside of it")
         rows = [
             sample(dataset, str(self.folder / file), label, CLASS if label else "", category=category)
             | {

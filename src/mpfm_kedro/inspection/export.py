@@ -12,8 +12,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
-import shutil
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -25,7 +23,7 @@ import torch
 from PIL import Image
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.files import replace_folder
+from mpfm_kedro.files import replacing_folder
 from mpfm_kedro.inspection.inspector import Inspector, Prediction
 from mpfm_kedro.inspection.model import CARD, Model, model_digest
 from mpfm_kedro.inspection.network import DetectorNetwork, Inspected
@@ -72,10 +70,7 @@ def export_model(model: Model, images: Iterable[tuple[str, Image.Image]], folder
         InputError: A package is missing, there is no image, or a decision differs; the folder is as it was.
     """
     check_packages()
-    partial = folder.with_name(f".{os.getpid()}.{folder.name}")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
+    with replacing_folder(folder) as partial:
         write_network(DetectorNetwork(model), partial / NETWORK, model_digest(model.card))
         parity = measure_parity(Inspector(model, "cpu"), open_network(partial / NETWORK), images)
         if parity.flips:
@@ -83,11 +78,6 @@ def export_model(model: Model, images: Iterable[tuple[str, Image.Image]], folder
         digest = hashlib.sha256((partial / NETWORK).read_bytes()).hexdigest()
         card = model.card | {"export": {"file": NETWORK, "sha256": digest, "parity": asdict(parity)}}
         (partial / CARD).write_text(json.dumps(card, indent=1, ensure_ascii=False), encoding="utf-8")
-        replace_folder(partial, folder)
-    except OSError as error:
-        raise InputError(f"Cannot write the export {folder}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return parity
 
 

@@ -24,6 +24,8 @@ from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Scores
 from mpfm_kedro.detectors.mpfm.calibration import PARTS, SIGNS
 from mpfm_kedro.detectors.mpfm.detector import FittedMPFM, load
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.files import first_line
 from mpfm_kedro.images.position_maps import smooth_maps
 from mpfm_kedro.inspection.heat_maps import USUAL, Region, find_regions, overlay, scale
 from mpfm_kedro.inspection.model import Model, load_model
@@ -112,7 +114,13 @@ class Inspector:
     @classmethod
     def load(cls, folder: str | Path, device: str = "auto", max_megapixels: float = MAX_MEGAPIXELS) -> Inspector:
         """The inspector of a model folder, whose files are checked first."""
-        return cls(load_model(Path(folder)), device, max_megapixels)
+        model = load_model(Path(folder))
+        try:
+            return cls(model, device, max_megapixels)
+        except InputError:
+            raise
+        except Exception as error:  # numbers of a foreign model that do not fit each other
+            raise InputError(f"The model in {folder} cannot be used: {first_line(error)}") from error
 
     def promised(self, rate: float, confidence: float) -> Promise:
         """The thresholds of another false-alarm rate; nothing is trained again."""

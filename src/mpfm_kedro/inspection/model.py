@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from mpfm_kedro.detectors.pieces import piece_name
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.files import make_readable, replace_folder
+from mpfm_kedro.files import BLANK, first_line, is_intact, recover_folder, replacing_folder, seal
 
 if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
     from torch import Tensor
@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays 
 FORMAT = 1
 CARD, DETECTOR, CALIBRATION = "card.json", "detector.safetensors", "calibration.safetensors"
 GALLERY, GALLERY_FEATURES = "gallery.parquet", "gallery.safetensors"
+MAX_SIZE = 4096  # pixels of a side
 HOW = "kedro run --pipelines=fit makes a model"
 
 
@@ -84,10 +85,7 @@ def save_model(model: Model, folder: Path, like: Path | None = None) -> None:
     import torch
     from safetensors.torch import save_file
 
-    partial = folder.with_name(f".{os.getpid()}.{folder.name}")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
+    with replacing_folder(folder) as partial:
         _save_artefacts(model.detector, partial / DETECTOR)
         for number, weights in enumerate(model.backbones):
             save_file({name: value.contiguous() for name, value in weights.items()}, partial / backbone_file(number))
@@ -100,25 +98,23 @@ def save_model(model: Model, folder: Path, like: Path | None = None) -> None:
         files = {file.name: _digest(file) for file in sorted(partial.iterdir())}
         if like is not None and like.is_dir():
             _share(partial, like, files)
-        (partial / CARD).write_text(json.dumps(model.card | {"files": files}, indent=1, ensure_ascii=False))
-        for file in partial.iterdir():
-            make_readable(file)
-        replace_folder(partial, folder)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"Cannot write the model {folder}: {error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        card = model.card | {"files": files, "checksum": BLANK}
+        (partial / CARD).write_text(json.dumps(card, indent=1, ensure_ascii=False), encoding="utf-8")
+        seal(partial / CARD)
 
 
 def read_card(folder: Path) -> dict[str, Any]:
     """The card of a model, of the version of the format that this code knows."""
+    recover_folder(folder)
     file = folder / CARD
     if not file.is_file():
         raise InputError(f"No model in {folder}: {CARD} is missing; {HOW}")
     try:
+        if not is_intact(file):
+            raise ValueError("it has not the checksum that it names")
         card = json.loads(file.read_text(encoding="utf-8"))
-        found = card["format"]
-    except (ValueError, KeyError, TypeError) as error:
+        found, _ = card["format"], card.pop("checksum", None)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"The model in {folder} is damaged: {CARD} cannot be read ({error}); {HOW}") from error
     if found != FORMAT:
         raise InputError(f"The model in {folder} has format {found}, and this version reads format {FORMAT}; {HOW}")
@@ -126,8 +122,16 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 
 def check_files(folder: Path, card: Mapping[str, Any]) -> None:
-    """Refuse a folder whose files are not those that the card names."""
-    for name, digest in card["files"].items():
+    """Refuse a folder whose files are not those that the card names, and a card that does not name all of them."""
+    files, backbones = card.get("files"), card.get("backbones")
+    if not isinstance(files, dict) or not isinstance(backbones, list):
+        raise InputError(f"The model in {folder} cannot be used: {CARD} names no files or no backbones; {HOW}")
+    needed = {DETECTOR, CALIBRATION, GALLERY, GALLERY_FEATURES, *map(backbone_file, range(len(backbones)))}
+    if missing := sorted(needed - files.keys()):
+        raise InputError(f"The model in {folder} cannot be used: {CARD} does not name {', '.join(missing)}; {HOW}")
+    for name, digest in files.items():
+        if Path(name).name != name:
+            raise InputError(f"The model in {folder} cannot be used: {CARD} names {name!r}, outside of the folder")
         if not (folder / name).is_file():
             raise InputError(f"The model in {folder} is incomplete: {name} is missing; {HOW}")
         if _digest(folder / name) != digest:
@@ -136,10 +140,20 @@ def check_files(folder: Path, card: Mapping[str, Any]) -> None:
 
 def load_model(folder: Path) -> Model:
     """The model of a folder, after its files were checked."""
-    from safetensors.torch import load_file
-
     card = read_card(folder)
     check_files(folder, card)
+    try:
+        return _read_model(folder, card)
+    except Exception as error:  # readers of foreign files let any error through
+        raise InputError(f"The model in {folder} cannot be used: {first_line(error)}; {HOW}") from error
+
+
+def _read_model(folder: Path, card: dict[str, Any]) -> Model:
+    from safetensors.torch import load_file
+
+    for spec in card["backbones"]:
+        if not 1 <= spec["image_size"] <= MAX_SIZE:
+            raise InputError(f"image_size = {spec['image_size']} is not from 1 to {MAX_SIZE}")
     arrays = {name: value.numpy() for name, value in load_file(folder / CALIBRATION).items()}
     gallery = Gallery(pd.read_parquet(folder / GALLERY), load_file(folder / GALLERY_FEATURES)["z"].float().numpy())
     backbones = [load_file(folder / backbone_file(number)) for number in range(len(card["backbones"]))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 from mpfm_kedro.detectors.mpfm.calibration import PARTS
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.files import explain
 from mpfm_kedro.inspection.model import model_digest
 
 PART_COLUMNS = [f"score_{part}" for part in PARTS]
@@ -58,15 +60,10 @@ class PredictionLog:
         return {row["path"]: Logged.of(row) for row in self._rows() if row["path"] in only}
 
     def _rows(self) -> Iterator[dict[str, Any]]:
-        """All lines; a half-written one does not count."""
+        """All lines but those that were cut or damaged."""
         if self.file.is_file():
-            with self.file.open(encoding="utf-8") as lines:
-                for line in lines:
-                    try:
-                        row = json.loads(line)
-                    except ValueError:
-                        continue
-                    yield row
+            with self.file.open("rb") as lines:
+                yield from (row for line in lines if (row := _parse(line)) is not None)
 
     def append(self, rows: Iterable[dict[str, Any]]) -> None:
         """Add lines, and see that they are on the disk."""
@@ -75,14 +72,31 @@ class PredictionLog:
             with self.file.open("a", encoding="utf-8") as log:
                 if log.tell() and not _ends_a_line(self.file):
                     log.write("\n")
-                log.writelines(json.dumps(row) + "\n" for row in rows)
+                log.writelines(_format(row) for row in rows)
                 log.flush()
                 os.fsync(log.fileno())
         except OSError as error:
-            raise InputError(f"Cannot write {self.file}: {error.strerror}") from error
+            raise InputError(f"Cannot write {self.file}: {explain(error, self.file.parent)}") from error
 
 
 def _ends_a_line(file: Path) -> bool:
     with file.open("rb") as content:
         content.seek(-1, os.SEEK_END)
         return content.read(1) == b"\n"
+
+
+def _format(row: dict[str, Any]) -> str:
+    """A line of the log: JSON, a tab, and its checksum."""
+    content = json.dumps(row)
+    return f"{content}\t{zlib.crc32(content.encode()):08x}\n"
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The row of a line; None for one that was cut or damaged. Older lines have no checksum."""
+    content, _, checksum = line.rstrip(b"\n").partition(b"\t")
+    try:
+        row = json.loads(content)
+        whole = not checksum or int(checksum, 16) == zlib.crc32(content)
+        return row if whole and isinstance(row["path"], str) and {"size", "modified", "error"} <= row.keys() else None
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -13,7 +13,6 @@ from mpfm_kedro.errors import InputError
 
 ON_ITS_SIDE = 5  # EXIF orientations from here on exchange width and height
 Box = tuple[int, int, int, int]
-UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
 def image_size(file: Path) -> tuple[int, int] | None:
@@ -23,7 +22,7 @@ def image_size(file: Path) -> tuple[int, int] | None:
             tagged = image.format in ("JPEG", "MPO", "WEBP")  # a TIFF is upright; a PNG would be read to its end
             on_its_side = tagged and image.getexif().get(ExifTags.Base.Orientation, 1) >= ON_ITS_SIDE
             return image.size[::-1] if on_its_side else image.size
-    except UNREADABLE:
+    except Exception:  # parsers of damaged files let any error through
         return None
 
 
@@ -53,7 +52,7 @@ def merge_masks(masks: Sequence[Path], title: str) -> NDArray[np.bool_]:
         try:
             with Image.open(mask) as opened:
                 marked.append(_marked_pixels(opened))
-        except UNREADABLE as error:
+        except Exception as error:  # likewise
             raise InputError(f"{title}: cannot read the mask {mask}: {error}") from error
     if len({part.shape for part in marked}) != 1:
         raise InputError(f"{title}: the masks {', '.join(map(str, masks))} differ in size")

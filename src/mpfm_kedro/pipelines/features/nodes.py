@@ -14,6 +14,7 @@ from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.backbones.store import KEY, FeatureSpec, FeatureStore, extraction_code, extraction_libraries, row_keys
 from mpfm_kedro.datasets.weights import BackboneWeights
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.files import in_units
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.views import CUTMIX, ORIGINAL
 from mpfm_kedro.parameters import ComputeParameters, FeatureParameters
@@ -88,14 +89,14 @@ def _extract(
     backbone = build_backbone(weights.name, weights.tensors, parameters.layers, parameters.map_layers)
     spec = specification(backbone, weights, int(views["image_size"].iloc[0]), parameters)
     folder, keys = store.open(spec), row_keys(views)
+    folder.adopt()
     if folder.missing(keys):
         with folder.writing() as writer:
             # asked again: another process may have written some while this one waited
             new = views[keys.isin(folder.missing(keys))].drop_duplicates(KEY)
-            gigabytes = store.check_room(spec, len(new)) / 1e9
-            message = "Features: %d of %d views are new to %s at %d px, %.2f GB in %s"
-            numbers = len(new), keys.nunique(), spec.backbone, spec.image_size, gigabytes, folder.folder
-            logger.info(message, *numbers)
+            size = in_units(store.check_room(spec, len(new)))
+            message = "Features: %d of %d views are new to %s at %d px, %s in %s"
+            logger.info(message, len(new), keys.nunique(), spec.backbone, spec.image_size, size, folder.folder)
             whole = Shard(new, images, spec.image_size, device, parameters)
             if compute is not None and compute.dask_scheduler is not None:
                 rows = extract_on_dask(whole, backbone, weights, compute)

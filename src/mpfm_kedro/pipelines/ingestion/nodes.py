@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -30,6 +31,7 @@ def list_samples(images: ImageLoader, category: str, parameters: IngestionParame
     """List the samples of the dataset and compare their numbers with the published ones; own images get a name."""
     source = get_source(images.dataset)
     samples = source.list_samples(images.folder)
+    _refuse_outside(samples, images)
     if source.name == OWN:
         samples = samples.assign(dataset=name)
         if others := images.other_folders():
@@ -57,6 +59,14 @@ def list_samples(images: ImageLoader, category: str, parameters: IngestionParame
             for problem in problems:
                 logger.warning("%s: %s", title, problem)
     return samples
+
+
+def _refuse_outside(samples: pd.DataFrame, images: ImageLoader) -> None:
+    """Raise for a path that leads out of the folder of the images: a list of labels may name anything."""
+    named = {part for column in ("path", "mask_path") for paths in samples[column] for part in str(paths).split("|")}
+    for path in sorted(named):
+        if Path(path).is_absolute() or ".." in Path(path).parts:
+            raise InputError(f"{path!r} is outside of {images.folder}, and the list of samples names it")
 
 
 def check_images(listed: pd.DataFrame, images: ImageLoader, parameters: IngestionParameters) -> pd.DataFrame:
