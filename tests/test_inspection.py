@@ -15,6 +15,7 @@ from kedro.framework.startup import bootstrap_project
 from PIL import Image, ImageOps
 
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.inspection.predictions import overlay_path
 
 PROJECT = Path(__file__).parents[1]
 MODEL = "out/06_models/synthetic/production/model"
@@ -55,7 +56,8 @@ def test_every_new_image_has_a_row_and_flagged_ones_an_overlay(line: Path):
     pairs = zip(table["path"], table["decision"], strict=True)
     decisions = {Path(path).name.split("_")[0]: decision for path, decision in pairs}
     assert decisions == {"good": "good", "spot": "defective", "broken.png": "error"}
-    assert len(list((folder / "overlays").rglob("*.jpg"))) == 2
+    drawn = [overlay_path(folder / "overlays", card(line), path).is_file() for path in table["path"]]
+    assert drawn == (table["decision"] == "defective").tolist()
     page = (folder / "predictions.html").read_text()
     assert "spot_000.png" in page and "defective" in page
 

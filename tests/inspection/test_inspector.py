@@ -125,7 +125,7 @@ def test_deep_arrays_are_scaled_by_the_range_of_the_model():
 
 
 def test_values_of_another_camera_are_refused_with_the_numbers():
-    with pytest.raises(InputError, match=r"5000 to 60000; those that the model has learned from are in 0\.\.4095"):
+    with pytest.raises(InputError, match=r"4000 to 60000; those that the model has learned from are in 0\.\.4095"):
         read_image(np.array([[5000, 4000], [60000, 60000]], np.uint16), "0..4095")
 
 
