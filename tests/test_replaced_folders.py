@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all."""
+"""Folders that are replaced in one step."""
 
 from __future__ import annotations
 
