@@ -234,9 +234,8 @@ class Inspector:
 
     def _nearest(self, places: np.ndarray, far: np.ndarray, z: np.ndarray, number: int) -> list[Likeness]:
         own = places[np.argsort(far[places], kind="stable")[:number]]
-        distance = np.linalg.norm(self.model.gallery.z[own] - z, axis=1) / np.sqrt(len(z))
-        pairs = zip(own.tolist(), distance.tolist(), strict=True)
-        return [self._likeness(place, far) for place, far in pairs]
+        distances = np.linalg.norm(self.model.gallery.z[own] - z, axis=1) / np.sqrt(len(z))
+        return [self._likeness(place, one) for place, one in zip(own.tolist(), distances.tolist(), strict=True)]
 
     def _likeness(self, place: int, distance: float) -> Likeness:
         sample_id, defect_class, thumbnail = self._shown[place]
