@@ -293,6 +293,8 @@ def _on_dask(
         raise InputError(
             "compute.dask_scheduler needs the package distributed: pip install 'mpfm_kedro[dask]'"
         ) from error
+    for name in ("distributed", "distributed.client"):  # a lost scheduler is one line of ours, not trace-backs of Dask
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         client = Client(scheduler, timeout="10s")
     except (OSError, ValueError) as error:
