@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test app viz benchmark clean
+.PHONY: run test app viz benchmark faults fuzz audit clean
 
 # the hard setting on ELPV, from raw images to data/08_reporting/elpv/hard/report.html
 run: $(INSTALLED)
@@ -36,6 +36,22 @@ benchmark: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/speed.py
 	$(VENV)/bin/python benchmarks/inspection.py
 
+# every fault in every stage, and every damage of every kind of stored file, as the tables of docs/faults.md; as root all
+# of it, otherwise without full disks and lost permissions; ARGS="disk full" does a part
+faults: $(INSTALLED)
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m faults "$(ARGS)"
+
+# more than 100,000 odd inputs to everything that reads foreign bytes; their number is printed
+fuzz: $(INSTALLED)
+	FUZZ_SHARE=1 OMP_NUM_THREADS=1 $(VENV)/bin/pytest --numprocesses=2 --dist=load tests/fuzzing
+
+# known vulnerabilities of the installed packages; needs a way to the vulnerability service of PyPI
+audit: $(INSTALLED)
+	$(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/pip install --quiet 'pip-audit>=2.10'
+	$(VENV)/bin/pip freeze --exclude-editable > $(VENV)-audit/installed.txt
+	$(VENV)-audit/bin/pip-audit --strict --disable-pip --no-deps --requirement $(VENV)-audit/installed.txt
+
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, $(PYTHON) is %s: make PYTHON=python3.11" % sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
@@ -44,4 +60,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 # removes the environment, not the data
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VENV)-audit

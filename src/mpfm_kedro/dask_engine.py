@@ -108,6 +108,8 @@ def _client(parameters: ComputeParameters) -> Client:
         from distributed import Client
     except ImportError as error:
         raise InputError(f"{NAME} needs the package distributed: pip install 'mpfm_kedro[dask]'") from error
+    for name in ("distributed", "distributed.client"):  # a lost scheduler is one line of ours, not trace-backs of Dask
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     where = str(parameters.dask_scheduler)
     if where == LOCAL:
         return Client(_local_cluster(parameters.processes or cpu_count()))
@@ -124,7 +126,6 @@ def _local_cluster(workers: int) -> Any:
     """Worker processes of this machine, until this process ends; a worker that dies is replaced."""
     from distributed import LocalCluster
 
-    logging.getLogger("distributed").setLevel(logging.ERROR)  # it tells of every connection
     return LocalCluster(n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None)
 
 

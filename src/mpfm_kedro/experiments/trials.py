@@ -25,12 +25,14 @@ from mpfm_kedro.experiments.contents import contents, describe_data
 from mpfm_kedro.experiments.expected import EXPECTED, expected_seconds
 from mpfm_kedro.experiments.protocol import records
 from mpfm_kedro.experiments.rates import measured_rates
+from mpfm_kedro.files import AGAIN, first_line
 from mpfm_kedro.images.views import ORIGINAL
 from mpfm_kedro.parallel import concurrent_tasks, map_tasks, memory_limit
 from mpfm_kedro.parameters import ComparisonParameters, ComputeParameters
 from mpfm_kedro.provenance import code_digest, code_revision, library_versions
 
 DATA_CODE = "mpfm_kedro.experiments.fitting"  # which rows of features a piece learns from, with which seed
+DETECTORS = "mpfm_kedro.detectors."
 TRIAL_COLUMNS = [*RUN, "method", "kind", "budget", "note", "specification"]
 PROCESS_BYTES, POOLED_COPIES, SQUARE_COPIES = 800_000_000, 20, 3  # of a task's memory, as measured on ELPV
 NO_MODE = -1
@@ -106,9 +108,21 @@ def plan_compared_trials(
 def read_trials(trials: pd.DataFrame, runs: pd.DataFrame) -> list[Trial]:
     """The trials of a table, with the samples of their runs."""
     run_of = {run["run"]: run for run in records(runs)}
-    specify = remember(Specification.model_validate_json)
+    specify = remember(_read_specification)
     pairs = zip(trials["run"], trials["specification"], strict=True)
     return [Trial(run_of[run], specify(specification)) for run, specification in pairs if run in run_of]
+
+
+def _read_specification(content: str) -> Specification:
+    """The specification in a table; functions that are not of a detector are not called, whatever the table says."""
+    try:
+        found = Specification.model_validate_json(content)
+    except ValueError as error:
+        raise InputError(f"The table of trials has no valid specification ({first_line(error)}); {AGAIN}") from error
+    for name in [found.load, *(piece.fit for piece in found.pieces)]:
+        if not name.startswith(DETECTORS):
+            raise InputError(f"The table of trials names the function {name!r}, which is not in {DETECTORS}; {AGAIN}")
+    return found
 
 
 def fit_pieces(

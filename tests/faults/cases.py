@@ -1,0 +1,445 @@
+"""Faults: what is done to a stage or a file, and what must be true afterwards.
+
+Every case ends with the same results as an undisturbed run, or it raises. It returns what happened, in short.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
+
+import psutil
+
+from faults.project import MADE, PROJECT, STAGES, TARGETS, WITH_WORKERS, Process, Project, assert_same, refused, results
+
+NOBODY = 65534
+DAY = 86_400
+ROOM = 12 << 10  # bytes that a full disk has left: for a lock and the name of the run
+DISK = 64 << 20
+
+
+class NotHereError(Exception):
+    """A fault that cannot be made on this machine; says why."""
+
+
+@dataclass
+class Undisturbed:
+    """A run without faults: the outputs before each stage, and the results after it."""
+
+    folder: Path
+    before: dict[str, Project] = field(default_factory=dict)
+    results: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, folder: Path) -> Undisturbed:
+        """Run all stages once, with a copy of the outputs after each."""
+        project = Project(folder / "undisturbed")
+        project.folder.mkdir(parents=True)
+        process = project.start(before=lambda: _copy_after_each_stage(project))
+        assert process.wait() == 0, process.output
+        shutil.copytree(project.out, folder / f"after_{STAGES[-1]}/out")
+        found = cls(folder)
+        (folder / "empty/out").mkdir(parents=True)
+        (folder / "empty/raw").symlink_to(project.folder / "raw")
+        earlier = Project(folder / "empty")
+        for stage in STAGES:
+            found.before[stage], earlier = earlier, Project(folder / f"after_{stage}")
+            (earlier.folder / "raw").symlink_to(project.folder / "raw")
+            made = tuple(MADE[one] for one in STAGES[: STAGES.index(stage) + 1])  # nodes of later stages may be first
+            found.results[stage] = {
+                name: value for name, value in results(earlier.out).items() if name.startswith(made)
+            }
+        found.before["end"] = earlier
+        return found
+
+    def project(self, stage: str, name: str) -> Project:
+        """A new project in which everything before a stage is done."""
+        return Project(self.folder / name).copy_from(self.before[stage])
+
+
+def _copy_after_each_stage(project: Project) -> None:
+    """In this process, copy the outputs when the first node of another stage begins: all before is saved then."""
+    from mpfm_kedro.hooks import StageTimes
+
+    begin, end, done = StageTimes.before_node_run, StageTimes.after_node_run, []
+
+    @wraps(begin)
+    def before_node_run(self):
+        for stage in done:
+            target = project.folder.with_name(f"after_{stage}") / "out"
+            shutil.copytree(project.out, target, ignore=shutil.ignore_patterns("locks"))
+        done.clear()
+        begin(self)
+
+    @wraps(end)
+    def after_node_run(self, node):
+        end(self, node)
+        if not self._remaining[node.namespace]:
+            done.append(node.namespace.split(".")[-1])
+
+    StageTimes.before_node_run, StageTimes.after_node_run = before_node_run, after_node_run  # type: ignore[method-assign]
+
+
+# processes
+
+
+def kill_main(base: Undisturbed, stage: str, name: str) -> str:
+    """The main process is killed in the middle of writing: numbers without keys, a file without its name."""
+    project = base.project(stage, name)
+    process = project.start(stage, before=lambda: _at_first_write(_kill_self))
+    assert process.wait() == -signal.SIGKILL, process.output
+    return _resumed(base, project, stage)
+
+
+def kill_main_at_work(base: Undisturbed, stage: str, name: str) -> str:
+    """The main process is killed while a worker computes; the worker ends, too."""
+    if stage not in WITH_WORKERS:
+        raise NotHereError("no workers")
+    project = base.project(stage, name)
+    process = project.start(stage)
+    worker = _worker_at_work(process)
+    process.kill()
+    process.wait()
+    worker.wait(60)
+    return _resumed(base, project, stage)
+
+
+def kill_worker(base: Undisturbed, stage: str, name: str) -> str:
+    """A worker process is killed."""
+    if stage not in WITH_WORKERS:
+        raise NotHereError("no workers")
+    project = base.project(stage, name)
+    process = project.start(stage)
+    _worker_at_work(process).kill()
+    assert "worker process was killed" in refused(process)
+    return "one line; " + _resumed(base, project, stage)
+
+
+def kill_dask_worker(base: Undisturbed, stage: str, name: str) -> str:
+    """The only worker of a Dask cluster is killed while it computes; its nanny starts another one."""
+    project = base.project(stage, name)
+    with _dask(stage, project) as (address, _, nanny):
+        process = project.start(stage, more=f",compute.dask_scheduler={address}")
+        _dask_worker_at_work(process, nanny).kill()
+        assert process.wait() == 0, process.output
+    assert_same(project.out, base.results[stage])
+    return "survived, equal results"
+
+
+def kill_dask_scheduler(base: Undisturbed, stage: str, name: str) -> str:
+    """The scheduler of a Dask cluster is killed while a worker computes."""
+    project = base.project(stage, name)
+    with _dask(stage, project) as (address, scheduler, nanny):
+        process = project.start(stage, more=f",compute.dask_scheduler={address}")
+        _dask_worker_at_work(process, nanny)
+        scheduler.kill()
+        assert "scheduler" in refused(process)
+    return "one line; " + _resumed(base, project, stage)
+
+
+def two_processes(base: Undisturbed, stage: str, name: str) -> str:
+    """The same stage is started again while it is at work in the same folder."""
+    project = base.project(stage, name)
+    first = project.start(stage, before=lambda: _at_first_write(lambda: _wait_for(project.folder / "go")))
+    _until(lambda: (project.folder / "go.waiting").exists() or not first.is_running(), first)
+    second = project.start(stage, name="second")
+    _until(lambda: not second.is_running() or "Waiting for another process" in second.output, second)
+    (project.folder / "go").touch()
+    assert first.wait() == 0, first.output
+    if second.wait() == 0:
+        outcome = "both end" if "Waiting" not in second.output else "the second waits"
+    else:
+        assert f"process {first.pid}" in refused(second)
+        outcome = "the second is refused with one line"
+    assert_same(project.out, base.results[stage])
+    return f"{outcome}, equal results"
+
+
+# the machine
+
+
+def disk_full(base: Undisturbed, stage: str, name: str) -> str:
+    """The disk fills while the stage writes; then there is room again."""
+    project = Project(base.folder / name)
+    with _small_disk(project.out) as fill:
+        project.copy_from(base.before[stage])
+        fill()
+        line = refused(project.start(stage))
+        assert str(project.out) in line and "are free" in line, line
+        (project.out / "filler").unlink()
+        return "one line with needed and free bytes; " + _resumed(base, project, stage)
+
+
+def permission_lost(base: Undisturbed, stage: str, name: str) -> str:
+    """The folder that the stage writes to belongs to somebody else; then it is given back."""
+    if os.geteuid() != 0:
+        raise NotHereError("only root can act as another user")
+    project = base.project(stage, name)
+    target = project.out / TARGETS[stage]
+    target.mkdir(parents=True, exist_ok=True)
+    for path in [project.folder, *project.folder.rglob("*")]:
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    locked = [target, *(path for path in target.iterdir() if path.is_dir() and stage == "features")]
+    for path in locked:
+        os.chown(path, 0, 0)
+        path.chmod(0o555)
+    line = refused(project.start(stage, before=_become_nobody))
+    assert str(target) in line and "ermission denied" in line, line
+    for path in locked:
+        path.chmod(0o755)
+    return "one line; " + _resumed(base, project, stage)
+
+
+def clock_set_back(base: Undisturbed, stage: str, name: str) -> str:
+    """All files are of tomorrow, and the process believes that it is yesterday."""
+    project = base.project(stage, name)
+    tomorrow = time.time() + DAY
+    for path in project.out.rglob("*"):
+        os.utime(path, (tomorrow, tomorrow))
+    process = project.start(stage, before=_turn_clock_back)
+    assert process.wait() == 0, process.output
+    assert_same(project.out, base.results[stage])
+    return "equal results"
+
+
+PROCESS_FAULTS: dict[str, Callable[[Undisturbed, str, str], str]] = {
+    "kill -9 of the main process while it writes": kill_main,
+    "kill -9 of the main process while a worker computes": kill_main_at_work,
+    "kill -9 of a worker": kill_worker,
+    "kill -9 of a Dask worker": kill_dask_worker,
+    "kill -9 of the Dask scheduler": kill_dask_scheduler,
+    "two processes in one folder": two_processes,
+    "disk full": disk_full,
+    "permission lost": permission_lost,
+    "clock set back": clock_set_back,
+}
+
+
+# files
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of stored file.
+
+    Args:
+        pattern: finds files of the kind below the output folder; the first is damaged.
+        stages: that read it, run afterwards.
+        repair: stages that make it again where the former refuse it.
+        without: files that are deleted first, so that the file is really read.
+    """
+
+    pattern: str
+    stages: tuple[str, ...]
+    repair: tuple[str, ...] = ()
+    without: str = ""
+
+
+FITS = ("prototypes", "training", "scoring")
+KINDS = {
+    "feature maps": Kind("04_feature/store/*/maps.f16", ("features", "prototypes"), without="cache/models/*"),
+    "pooled features": Kind("04_feature/store/*/pooled.f32", ("features", "prototypes"), without="cache/models/*"),
+    "keys of features": Kind("04_feature/store/*/keys.txt", ("features",)),
+    "checksums of features": Kind("04_feature/store/*/checksums.u32", ("features",)),
+    "cached closed form": Kind("cache/models/closed_form-*", ("prototypes",)),
+    "cached heads": Kind("cache/models/heads-*", ("training",)),
+    "cached calibration": Kind("cache/models/calibrated-*", ("prototypes", "training")),
+    "cached scores": Kind("cache/models/scores-*", ("scoring",)),
+    "cached pixel measures": Kind("cache/models/pixels-*", ("scoring",)),
+    "present model": Kind("06_models/synthetic/hard/models/calibrated-*", ("scoring",), FITS),
+    "index of models": Kind("06_models/synthetic/hard/models/index.json", ("scoring",), FITS),
+    "what is known of image files": Kind("02_intermediate/synthetic/files.parquet", ("ingestion",)),
+    "thumbnail": Kind("02_intermediate/synthetic/thumbnails/*.png", ("audit",)),
+    "sample table": Kind("02_intermediate/synthetic/samples.parquet", ("features",), ("ingestion", "features")),
+    "table of views": Kind("04_feature/synthetic/features.parquet", ("prototypes",), ("features", "prototypes")),
+    "run table": Kind("05_model_input/synthetic/hard/runs.parquet", ("prototypes",), ("runs", "prototypes")),
+    "score table": Kind("07_model_output/synthetic/hard/scores.parquet", ("evaluation",), ("scoring", "evaluation")),
+}
+
+
+def flip(file: Path) -> None:
+    """Change one bit in the middle."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    file.write_bytes(content)
+
+
+def flip_silently(file: Path) -> None:
+    """Change one bit as an ageing disk does: the date of the file stays."""
+    found = file.stat()
+    flip(file)
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def cut(file: Path) -> None:
+    """Keep the first half."""
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def empty(file: Path) -> None:
+    """Keep nothing."""
+    os.truncate(file, 0)
+
+
+DAMAGES = {"flipped bit": flip, "flipped bit, date kept": flip_silently, "cut": cut, "empty": empty}
+
+
+def damage(base: Undisturbed, kind: str, how: str, name: str) -> str:
+    """A stored file is damaged, then read."""
+    known = KINDS[kind]
+    project = base.project("end", name)
+    if how == "flipped bit, date kept":
+        project.run("features")  # all is verified, so that only the date could tell
+    for path in project.out.glob(known.without) if known.without else ():
+        path.unlink()
+    file = sorted(project.out.glob(known.pattern))[0]
+    DAMAGES[how](file)
+    process = project.start(*known.stages)
+    expected = base.results[known.stages[-1]]
+    if process.wait() == 0:
+        named = file.name in process.output or str(file.parent) in process.output
+        assert_same(project.out, expected)
+        return "named and rebuilt, equal results" if named else "rebuilt, equal results"
+    line = refused(process)
+    assert str(file.parent) in line, line
+    repaired = project.run(*(known.repair or known.stages))
+    assert_same(project.out, expected)
+    return "named in one line; the next start rebuilds it" + (" and names it" if file.name in repaired else "")
+
+
+# how faults are made
+
+
+def _resumed(base: Undisturbed, project: Project, stage: str) -> str:
+    project.run(stage)
+    assert_same(project.out, base.results[stage])
+    return "the next start resumes, equal results"
+
+
+def _at_first_write(act: Callable[[], None]) -> None:
+    """In this process, act when a result is about to be put on the disk under its name, or at the second batch."""
+    from mpfm_kedro.backbones.store_folder import StoreWriter
+
+    sync, append, batches = os.fsync, StoreWriter.append, []
+
+    def fsync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path.is_file() and not path.name.endswith(("last_run.json", "store.json", "checksums.u32", "verified.json")):
+            act()
+        sync(descriptor)
+
+    def append_some(self, *rows) -> None:
+        batches.append(rows)
+        if len(batches) == 2:
+            self._files[0].write(b"half a row")
+            self._files[0].flush()
+            act()
+            self._files[0].truncate(self._files[0].tell() - len(b"half a row"))
+        append(self, *rows)
+
+    os.fsync = fsync  # type: ignore[assignment]
+    StoreWriter.append = append_some  # type: ignore[method-assign]
+
+
+def _kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _wait_for(file: Path) -> None:
+    file.with_suffix(".waiting").touch()
+    while not file.exists():
+        time.sleep(0.05)
+
+
+def _until(condition: Callable[[], bool], process: Process) -> None:
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < 600, process.output
+        time.sleep(0.05)
+
+
+def _worker_at_work(process: Process) -> psutil.Process:
+    """A worker of a process, once it has begun to compute."""
+    _until(lambda: bool(process.workers()) or not process.is_running(), process)
+    (worker, *_) = process.workers()
+    _until(lambda: sum(worker.cpu_times()[:2]) > 1 or not process.is_running(), process)
+    return worker
+
+
+def _dask_worker_at_work(process: Process, nanny: psutil.Process) -> psutil.Process:
+    _until(lambda: "on the Dask cluster" in process.output or not process.is_running(), process)
+    assert process.is_running(), process.output
+    workers = [child for child in nanny.children(recursive=True) if "spawn_main" in " ".join(child.cmdline())]
+    return workers[0]
+
+
+@contextmanager
+def _dask(stage: str, project: Project) -> Iterator[tuple[str, psutil.Process, psutil.Process]]:
+    """A Dask cluster of one worker: its address, its scheduler, the nanny of its worker."""
+    if stage not in WITH_WORKERS:
+        raise NotHereError("no workers")
+    try:
+        import distributed  # noqa: F401
+    except ImportError:
+        raise NotHereError("the extra dask is not installed") from None
+    found = project.folder / "scheduler.json"
+    dask = [sys.executable, "-m", "dask"]
+    options = {"cwd": project.folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(PROJECT / "src"), os.environ.get("PYTHONPATH", "")])}
+    host = ["--host=127.0.0.1", "--no-dashboard", f"--scheduler-file={found}"]
+    scheduler = subprocess.Popen([*dask, "scheduler", *host, "--port=0"], env=environment, **options)  # type: ignore[call-overload]
+    worker = [*dask, "worker", *host, "--nthreads=1", "--nworkers=1", "--memory-limit=0"]
+    nanny = subprocess.Popen(worker, env=environment, **options)  # type: ignore[call-overload]
+    try:
+        began = time.monotonic()
+        while not found.exists() or not psutil.Process(nanny.pid).children():
+            assert time.monotonic() - began < 300
+            time.sleep(0.1)
+        yield json.loads(found.read_text())["address"], psutil.Process(scheduler.pid), psutil.Process(nanny.pid)
+    finally:
+        for process in (nanny, scheduler):
+            for child in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []:
+                with suppress(psutil.Error):
+                    child.kill()
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def _small_disk(folder: Path) -> Iterator[Callable[[], None]]:
+    """A disk of its own in a folder; gives a function that fills it."""
+    folder.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+        raise NotHereError("only root can mount a small disk")
+
+    def fill() -> None:
+        with (folder / "filler").open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(folder).free - ROOM)
+
+    try:
+        yield fill
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def _become_nobody() -> None:
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+    os.environ["HOME"] = "/nonexistent"
+
+
+def _turn_clock_back() -> None:
+    now = time.time
+    time.time = lambda: now() - DAY  # type: ignore[assignment]

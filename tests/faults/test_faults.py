@@ -1,0 +1,92 @@
+"""The short form of the fault suite: real processes, disks and files, in the stages where a fault costs most.
+
+``make faults`` does the rest, and makes the table in docs/faults.md.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from faults.cases import (
+    NotHereError,
+    Undisturbed,
+    damage,
+    disk_full,
+    kill_main,
+    kill_worker,
+    permission_lost,
+    two_processes,
+)
+from faults.project import end_all, refused, start
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[Undisturbed]:
+    """A run without faults, in a folder that other users can enter."""
+    folder = Path(tempfile.mkdtemp(prefix="faults-"))
+    folder.chmod(0o755)
+    yield Undisturbed.make(folder)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    end_all()
+
+
+@pytest.mark.parametrize(
+    ("fault", "stage"),
+    [
+        (kill_main, "features"),
+        (kill_main, "training"),
+        (kill_worker, "prototypes"),
+        (two_processes, "runs"),
+        (disk_full, "features"),
+        (disk_full, "prototypes"),
+        (disk_full, "evaluation"),
+        (permission_lost, "runs"),
+    ],
+    ids=lambda each: getattr(each, "__name__", each),
+)
+def test_a_disturbed_stage_loses_nothing(fault, stage, base):
+    try:
+        assert "equal results" in fault(base, stage, f"{fault.__name__}_{stage}")
+    except NotHereError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "outcome"),
+    [
+        ("feature maps", "flipped bit", "named and rebuilt"),
+        ("feature maps", "flipped bit, date kept", "named in one line"),
+        ("cached calibration", "flipped bit", "named and rebuilt"),
+        ("cached scores", "cut", "named and rebuilt"),
+        ("cached closed form", "empty", "named and rebuilt"),
+        ("present model", "flipped bit", "named in one line"),
+        ("what is known of image files", "cut", "named and rebuilt"),
+        ("score table", "flipped bit", "named in one line"),
+    ],
+)
+def test_a_damaged_file_is_named_and_rebuilt(kind, how, outcome, base):
+    assert damage(base, kind, how, f"{kind} {how}".replace(" ", "_").replace(",", "")).startswith(outcome)
+
+
+def test_a_damaged_version_is_not_used(base):
+    project = base.project("end", "version")
+    (version,) = (project.out / "versions/synthetic/hard/models").iterdir()
+    piece = next(iter(version.glob("models/calibrated-*")))
+    content = bytearray(piece.read_bytes())
+    content[-1] ^= 1
+    piece.write_bytes(content)
+    before = {file: file.read_bytes() for file in (project.out / "06_models").rglob("*") if file.is_file()}
+    arguments = ["versions", "use", "synthetic", "hard", version.name, f"--output-root={project.out}", "--env=test"]
+    line = refused(start(arguments, project.folder / "use.txt"))
+    assert str(piece) in line and "versions list" in line
+    assert {file: file.read_bytes() for file in before} == before
