@@ -68,7 +68,7 @@ def made_model(*backbones: tuple[str, int]) -> Model:
     pieces["calibrated"] = calibration.fit(data, pieces, FUSED | {"n_backbones": len(specs)}, 0, Context())
     normal_scores = np.linspace(-3, 3, 40)
     card = {
-        **{"format": FORMAT, "dataset": "made", "pixel_range": "", "files": {}, "backbones": specs},
+        **{"format": FORMAT, "dataset": "made", "category": "", "pixel_range": "", "files": {}, "backbones": specs},
         "heat_map": {"low": -3.0, "high": 6.0},
         "promise": asdict(promise(normal_scores, 0.05, 0.9)),
     }
