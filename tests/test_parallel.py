@@ -349,6 +349,16 @@ def test_task_that_kills_every_dask_worker_is_named_and_all_others_are_done(clus
     assert {int(file.name) for file in tmp_path.iterdir()} == set(range(40)) - {2}
 
 
+def test_a_cluster_without_workers_is_no_endless_wait(monkeypatch):
+    distributed = pytest.importorskip("distributed", reason="the extra 'dask' is not installed")
+    monkeypatch.setattr(dask_engine, "LOOK_SECONDS", 0.1)
+    with (
+        distributed.LocalCluster(n_workers=0, dashboard_address=None, protocol="tcp://") as cluster,
+        pytest.raises(InputError, match=r"has had no worker for 1 s; start some"),
+    ):
+        map_tasks(square, NUMBERS, "Squares", on_dask(cluster))
+
+
 def test_something_large_reaches_every_dask_task(cluster):
     found = dict(dask_engine.on_dask(add, [1, 2, 3], "Sums", on_dask(cluster), shared=10))
     assert found == {0: 11, 1: 12, 2: 13}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from functools import cache, partial
 from itertools import islice
+from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from joblib import cpu_count
@@ -21,6 +23,7 @@ Task = TypeVar("Task")
 LOCAL, SLURM = "local", "slurm"
 NAME = "compute.dask_scheduler"
 POISON = "it ended several Dask workers, most likely for lack of memory"
+LOOK_SECONDS, LOOKS = 60.0, 10  # how often workers are looked for where no task ends, and how often in vain
 WAITING = 32  # tasks that the scheduler holds at least: each carries its part of the tables
 
 
@@ -44,33 +47,68 @@ def on_dask(
         shared: something large that all tasks need; it is sent to each worker once.
     """
     with _client(parameters) as client:
-        from distributed import KilledWorker, as_completed  # there, or there would be no client
+        from distributed import KilledWorker  # there, or there would be no client
 
         resources = _checked_resources(client, parameters)
         threads = sum(client.nthreads().values())
         logger.info(f"{label}: {len(tasks)} tasks on the Dask cluster {parameters.dask_scheduler}, {threads} at once")
         work = partial(_run, function, parameters.threads or 1)
-        more = () if shared is None else (client.scatter(shared, broadcast=True, hash=False),)
+        more = () if shared is None else (_sent(client, shared),)
+        ready: Queue[Any] = Queue()
+        places: dict[Any, int] = {}
 
-        def submit(place: int) -> Any:
-            return client.submit(work, tasks[place], *more, pure=False, resources=resources or None)
+        def submit(place: int) -> None:
+            future = client.submit(work, tasks[place], *more, pure=False, resources=resources or None)
+            places[future] = place
+            future.add_done_callback(ready.put)
 
-        waiting, suspects = iter(range(len(tasks))), []
-        places = {submit(place): place for place in islice(waiting, max(WAITING, 2 * threads))}
-        stream = as_completed(list(places))
-        for future in stream:
+        waiting = iter(range(len(tasks)))
+        suspects: list[int] = []
+        tried_again: set[int] = set()
+        for place in islice(waiting, max(WAITING, 2 * threads)):
+            submit(place)
+        while places:
+            future = _next_done(ready, client, parameters)
             place, found = places.pop(future), _outcome(future, parameters)
-            room = max(WAITING, 2 * sum(client.nthreads().values())) - len(places)  # workers may have joined
-            new = {submit(place): place for place in islice(waiting, room)}
-            places |= new
-            stream.update(list(new))
-            if isinstance(found, KilledWorker):
+            if isinstance(found, KilledWorker) and place not in tried_again:
                 suspects.append(place)
             else:
-                yield place, found
-        for place in suspects:  # one at a time: Dask also blames what was on the same worker
-            found = _outcome(submit(place), parameters)
-            yield place, InputError(POISON) if isinstance(found, KilledWorker) else found
+                yield place, InputError(POISON) if isinstance(found, KilledWorker) else found
+            room = max(WAITING, 2 * sum(client.nthreads().values())) - len(places)  # workers may have joined
+            for new in islice(waiting, room):
+                submit(new)
+            if not places and suspects:  # again, one at a time: Dask also blames what was on the same worker
+                place = suspects.pop()
+                tried_again.add(place)
+                submit(place)
+
+
+def _sent(client: Client, shared: Any) -> Any:
+    """Something large as the result of a task: unlike scattered data, Dask makes it again if its worker is lost."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
+        return client.submit(_itself, shared, pure=False)
+
+
+def _itself(shared: Any) -> Any:
+    return shared
+
+
+def _next_done(ready: Queue[Any], client: Client, parameters: ComputeParameters) -> Any:
+    """The next future that is done; an error where the cluster has had no worker for too long."""
+    alone = 0
+    while True:
+        try:
+            return ready.get(timeout=LOOK_SECONDS)
+        except Empty:
+            alone = 0 if client.nthreads() else alone + 1
+        if alone:
+            logger.warning("The Dask cluster %s has no worker: waiting for one", parameters.dask_scheduler)
+        if alone >= LOOKS and parameters.dask_scheduler != SLURM:  # whose jobs may wait for days
+            raise InputError(
+                f"{NAME}: the Dask cluster {parameters.dask_scheduler} has had no worker for "
+                f"{alone * LOOK_SECONDS:g} s; start some, then start again: what is finished is kept"
+            )
 
 
 def _outcome(future: Any, parameters: ComputeParameters) -> Any:
