@@ -23,7 +23,8 @@ from mpfm_kedro.backbones import extraction
 from mpfm_kedro.backbones.extraction import Backbone, ExtractedBatch
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.backbones.networks import random_network
-from mpfm_kedro.backbones.store import FeatureStore, StoreFolder, StoreWriter, extraction_code, row_keys
+from mpfm_kedro.backbones.store import FeatureStore, extraction_code, row_keys
+from mpfm_kedro.backbones.store_folder import StoreFolder, StoreWriter
 from mpfm_kedro.backbones.weights import digest
 from mpfm_kedro.datasets.weights import BackboneWeights
 from mpfm_kedro.errors import InputError
@@ -31,6 +32,8 @@ from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.parameters import ComputeParameters, FeatureParameters
 from mpfm_kedro.pipelines.features import shards
 from mpfm_kedro.pipelines.features.nodes import extract_features, plan_views
+
+HERE = ComputeParameters(processes=0, dask_scheduler=None)  # on this machine
 
 CONF = Path(__file__).parents[2] / "conf" / "base"
 BASE = yaml.safe_load((CONF / "parameters_features.yml").read_text())["features"]
@@ -108,7 +111,7 @@ def test_deep_images_have_the_features_of_eight_bits_and_another_range_is_never_
 
     def pooled(pixel_range: str) -> np.ndarray:
         views = plan_views(samples.assign(pixel_range=[pixel_range, ""]), SIZE, parameters())
-        features = extract_features(views, images, [weights], FeatureStore(tmp_path / "s"), "cpu", parameters())
+        features = extract_features(views, images, [weights], FeatureStore(tmp_path / "s"), "cpu", parameters(), HERE)
         return features.store.pooled[features.rows(["a", "b"])]
 
     same, darker = pooled("0..1"), pooled("0..2")
@@ -120,7 +123,9 @@ def test_deep_images_have_the_features_of_eight_bits_and_another_range_is_never_
 def test_last_batch_may_have_one_image(images, weights, tmp_path):
     """Eight views in batches of seven: a tensor of one position would index a string."""
     views = plan(images).assign(image_size=SIZE).iloc[:8]
-    features = extract_features(views, images, [weights], FeatureStore(tmp_path / "s"), "cpu", parameters(batch_size=7))
+    features = extract_features(
+        views, images, [weights], FeatureStore(tmp_path / "s"), "cpu", parameters(batch_size=7), HERE
+    )
     assert sorted(features.store.keys()) == sorted(row_keys(views))
 
 
@@ -180,7 +185,7 @@ def plan(images: ImageLoader) -> pd.DataFrame:
 
 def run(images: ImageLoader, weights: BackboneWeights, root: Path, size: int = SIZE, **changes: Any) -> Features:
     views = plan(images).assign(image_size=size)
-    return extract_features(views, images, [weights], FeatureStore(root), "cpu", parameters(**changes))
+    return extract_features(views, images, [weights], FeatureStore(root), "cpu", parameters(**changes), HERE)
 
 
 def by_view(features: Features) -> tuple[np.ndarray, np.ndarray]:
@@ -275,7 +280,7 @@ def test_backbones_side_by_side_have_the_rows_of_each_alone(images, weights, tmp
     reads.clear()
     views = plan(images).assign(image_size=SIZE)
     both = extract_features(
-        views, images, [weights, squeezenet(1)], FeatureStore(tmp_path / "alone"), "cpu", parameters()
+        views, images, [weights, squeezenet(1)], FeatureStore(tmp_path / "alone"), "cpu", parameters(), HERE
     )
     assert reads == []
     assert [one.store.folder for one in (both, *both.beside)] == [one.store.folder for one in alone]
@@ -356,7 +361,7 @@ def test_another_backbone_size_or_image_is_never_mistaken(images, weights, tmp_p
 def test_too_little_disk_is_said_before_any_image_is_decoded(images, weights, tmp_path, reads, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=100))
-    with pytest.raises(Exception, match="GB are free"):
+    with pytest.raises(Exception, match="needs .* kB for features, 100 B are free"):
         run(images, weights, tmp_path / "store")
     assert reads == []
 

@@ -68,7 +68,7 @@ def extract_features(
     store: FeatureStore,
     device: str,
     parameters: FeatureParameters,
-    compute: Any = None,  # ComputeParameters; None is this machine
+    compute: ComputeParameters,
 ) -> Features:
     """Compute the rows that the stores do not have yet, and locate those of all views, in each backbone."""
     first, *others = [_extract(views, images, one, store, device, parameters, compute) for one in weights]
@@ -82,7 +82,7 @@ def _extract(
     store: FeatureStore,
     device: str,
     parameters: FeatureParameters,
-    compute: ComputeParameters | None,
+    compute: ComputeParameters,
 ) -> Features:
     from mpfm_kedro.backbones.building import build_backbone
 
@@ -98,7 +98,7 @@ def _extract(
             message = "Features: %d of %d views are new to %s at %d px, %s in %s"
             logger.info(message, len(new), keys.nunique(), spec.backbone, spec.image_size, size, folder.folder)
             whole = Shard(new, images, spec.image_size, device, parameters)
-            if compute is not None and compute.dask_scheduler is not None:
+            if compute.dask_scheduler is not None:
                 rows = extract_on_dask(whole, backbone, weights, compute)
             else:
                 rows = extract_here(whole, backbone)

@@ -52,13 +52,13 @@ def compare_predictions(
     from mpfm_kedro.inspection.predictions import predict_files
 
     files = [Path(path) for path in predictions.loc[predictions["error"] == "", "path"] if Path(path).is_file()]
-    compared = pd.DataFrame({"path": [str(file) for file in files]})
+    compared = pd.DataFrame({"path": [str(file) for file in files]}, dtype=str)  # also where there is none
     for name, model in (("before", before), ("after", after)):
         inspector = Inspector(model, device, ingestion.max_megapixels)
         promised = inspector.promised(parameters.false_alarm_rate, parameters.confidence)
         log = PredictionLog.of(log_folder, model.card)
         found = predict_files(inspector, files, log, promised, workers=parameters.workers)
-        own = found[["path", "score", "decision"]].drop_duplicates("path")
+        own = found[["path", "score", "decision"]].drop_duplicates("path").astype({"path": str})
         own = own.rename(columns={"score": f"score_{name}", "decision": f"decision_{name}"})
         compared = compared.merge(own, on="path", how="left")
     return compared
