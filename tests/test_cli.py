@@ -13,6 +13,7 @@ from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 
 from mpfm_kedro.cli import cli
+from mpfm_kedro.files import load_table, save_table
 
 PROJECT = Path(__file__).parents[1]
 VERSION = "2026-01-02T03.04.05.678Z"
@@ -146,10 +147,10 @@ def test_models_that_learned_what_is_tested_now_are_refused(tmp_path: Path):
     """As after another split of the normals: run names stay, what they train and test on does not."""
     run(tmp_path)
     file = tmp_path / "05_model_input/synthetic/hard/runs.parquet"
-    runs = pd.read_parquet(file)
+    runs = load_table(file)
     for train, test in zip(runs["train_normals"], runs["test_normals"], strict=True):
         train[0], test[0] = test[0], train[0]
-    runs.to_parquet(file)
+    save_table(runs, file)
     before = (tmp_path / "06_models/synthetic/hard/models/index.json").read_bytes()
     assert "has learned" in use(tmp_path, versions(tmp_path)[0], fails=True)
     assert (tmp_path / "06_models/synthetic/hard/models/index.json").read_bytes() == before

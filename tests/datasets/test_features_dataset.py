@@ -14,6 +14,7 @@ from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.backbones.store import FeatureSpec, FeatureStore
 from mpfm_kedro.datasets.features import FeaturesDataset, FeatureStoreDataset
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.files import load_table, save_table
 
 SPEC = FeatureSpec("resnet18", "digest", 64, ("layer4",), ("layer4",), ("mean",), 1, (1, 1, 1))
 VIEWS = pd.DataFrame({"sample_id": ["a", "b"], "content_hash": ["hash-a", "hash-b"], "crop": "", "view": "original"})
@@ -77,9 +78,9 @@ def test_store_that_was_deleted_is_named(dataset, stores):
 
 def test_index_of_another_version_is_an_error_that_says_what_to_do(dataset, tmp_path):
     file = tmp_path / "index/features.parquet"
-    table = pd.read_parquet(file)
+    table = load_table(file)
     table.attrs["spec"] = json.dumps({k: v for k, v in json.loads(table.attrs["spec"]).items() if k != "code"})
-    table.to_parquet(file)
+    save_table(table, file)
     with pytest.raises(InputError, match="pipelines=features") as raised:
         dataset.load()
     assert str(file) in str(raised.value)

@@ -205,8 +205,8 @@ def count_known(data, earlier, parameters, seed, context) -> Artefact:
 
 @pytest.mark.parametrize(("supervised", "known"), [(True, 10), (False, 0)])
 def test_a_piece_that_runs_with_other_anomalies_share_sees_none_of_them(features, tmp_path, supervised, known):
-    piece = Piece(name="only", fit="mpfm_kedro.errors:", parameters={}, supervised=supervised, random=True)
-    trials = trials_of(Specification(name="one", kind="ours", pieces=(piece,), load=""))[:1]
+    piece = Piece(name="only", fit="mpfm_kedro.detectors.pieces:", parameters={}, supervised=supervised, random=True)
+    trials = trials_of(Specification(name="one", kind="ours", pieces=(piece,), load="mpfm_kedro.detectors.pieces:"))[:1]
     (task,) = plan_pieces(trials, features, Cache(tmp_path), {} if supervised else None, "cpu").values()
     fit_piece(replace(task, piece=piece.model_copy(update={"fit": f"{__name__}:count_known"})))
     assert task.entry.details["known"] == known
