@@ -21,8 +21,8 @@ from mpfm_kedro.experiments.versions import check_version
 
 SAMPLES = table(20, 8, {"dent": 25})
 RUNS = make_general_runs(SAMPLES, 10, 1)
-PIECE = Piece(name="only", fit="module:fit", parameters={}, supervised=True, random=True)
-SPECIFICATION = Specification(name="MPFM", kind="ours", pieces=(PIECE,), load="module:load")
+PIECE = Piece(name="only", fit="mpfm_kedro.detectors.module:fit", parameters={}, supervised=True, random=True)
+SPECIFICATION = Specification(name="MPFM", kind="ours", pieces=(PIECE,), load="mpfm_kedro.detectors.module:load")
 
 
 @pytest.fixture

@@ -361,7 +361,7 @@ def test_another_backbone_size_or_image_is_never_mistaken(images, weights, tmp_p
 def test_too_little_disk_is_said_before_any_image_is_decoded(images, weights, tmp_path, reads, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=100))
-    with pytest.raises(Exception, match="needs .* kB for features, 100 B are free"):
+    with pytest.raises(Exception, match=r"needs .* kB for features, 100 B are free"):
         run(images, weights, tmp_path / "store")
     assert reads == []
 
