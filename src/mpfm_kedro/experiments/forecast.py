@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import median
 
 from mpfm_kedro.detectors.pieces import Piece, Specification
 from mpfm_kedro.errors import InputError
@@ -58,8 +59,8 @@ def slowness(earlier: Iterable[ArtefactFile], folder: Path, names: Iterable[str]
         names: of the coming pieces.
     """
     fitted = list(earlier) or [file for name in sorted(set(names)) for file in _newest(folder, name)]
-    times = [pair for file in {file.path: file for file in fitted}.values() if (pair := _times(file))]
-    return sum(seconds for seconds, _ in times) / sum(expected for _, expected in times) if times else 1.0
+    ratios = [ratio for file in {file.path: file for file in fitted}.values() if (ratio := _ratio(file))]
+    return median(ratios) if ratios else 1.0  # one fit may have been held up
 
 
 def _newest(folder: Path, name: str) -> list[ArtefactFile]:
@@ -67,10 +68,10 @@ def _newest(folder: Path, name: str) -> list[ArtefactFile]:
     return [ArtefactFile(file) for file in files[-RECENT:]]
 
 
-def _times(file: ArtefactFile) -> tuple[float, float] | None:
-    """Seconds that a fit took, and that were expected; None where it does not say."""
+def _ratio(file: ArtefactFile) -> float | None:
+    """Seconds that a fit took for each that was expected; None where it does not say."""
     try:
         details = file.details
     except InputError:  # deleted just now, or damaged
         return None
-    return (details["seconds"], details[EXPECTED]) if details.get(EXPECTED) else None
+    return details["seconds"] / details[EXPECTED] if details.get(EXPECTED) else None
