@@ -7,6 +7,7 @@ pipeline itself.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import signal
@@ -126,6 +127,9 @@ def start(arguments: Sequence[str], log: Path, before: Callable[[], None] = lamb
         os.dup2(descriptor, 2)
         os.chdir(PROJECT)
         sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+        for handler in logging.root.handlers:  # Kedro has made them in the process that this one was forked from
+            if isinstance(handler, logging.StreamHandler):
+                handler.setStream(sys.stderr)
         sys.argv = ["kedro", *arguments]
         before()
         from kedro.framework.cli import main
@@ -193,13 +197,16 @@ class Project:
 
 
 def refused(process: Process) -> str:
-    """The one clear line that an error ends with; a trace-back, or a success, is a failure of the test."""
+    """The one clear message that a run ends with, which names each failed task in a line of its own.
+
+    A trace-back, or a success, is a failure of the test.
+    """
     code, output = process.wait(), process.output
     assert code == 1, f"exit code {code}:\n{output}"
     assert "Traceback" not in output, output
-    lines = [line for line in output.splitlines() if line.startswith("Error: ")]
-    assert len(lines) == 1, output
-    return lines[0].removeprefix("Error: ")
+    _, *messages = f"\n{output}".split("\nError: ")
+    assert len(messages) == 1, output
+    return messages[0]
 
 
 def results(out: Path) -> dict[str, str]:
