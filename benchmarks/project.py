@@ -18,6 +18,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     arguments.add_argument("dataset")
     arguments.add_argument("--seeds", type=int, default=5)
     arguments.add_argument("--processes", type=int, default=0)
+    arguments.add_argument("--data-root", default="data/01_raw", help="where the images are")
     arguments.add_argument("--output-root", default="data", help="where kedro run --pipelines=features has written to")
     return arguments
 
@@ -25,7 +26,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 def open_project(given: argparse.Namespace, *names: str) -> tuple[Parameters, ComputeParameters, list[Any]]:
     """Parameters for a dataset, how to compute with them, and what these names of the catalog hold."""
     bootstrap_project(project_root())
-    chosen = {"dataset": given.dataset, "output_root": given.output_root}
+    chosen = {"dataset": given.dataset, "data_root": given.data_root, "output_root": given.output_root}
     with KedroSession.create(project_root(), runtime_params=chosen) as session:
         context = session.load_context()
         parameters = check_parameters(context.config_loader["parameters"])

@@ -128,6 +128,7 @@ def test_name_like_no_other_gets_the_list():
         ("training__learning_rate", float("nan")),
         ("training__head_top_share", 1.5),
         ("training__head_steps", 0),
+        ("training__head_members", 0),
         ("training__top_share", 0),
         ("training__epochs", -1),
         ("compute__processes", -1),

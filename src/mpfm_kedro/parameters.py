@@ -127,6 +127,7 @@ class TrainingParameters(Group):
     mim_sharpness: Positive
     push_margin: Annotated[float, Field(ge=0)]
     head_steps: Count
+    head_members: Count
     head_top_share: Annotated[float, Field(gt=0, le=1)]
     transport_steps: Count
     hidden: Count

@@ -33,6 +33,7 @@ CLOSED_FORM = {
 }
 HEADS = {
     "head_steps": 30,
+    "head_members": 2,
     "head_top_share": 0.1,
     "normals_per_batch": 8,
     "anomalies_per_batch": 4,

@@ -43,17 +43,18 @@ def everything(n_heads, n, m):
     return np.ones((n_heads, n), dtype=bool), np.ones((n_heads, m), dtype=bool)
 
 
-def fitted(normals, anomalies, learns, steps=40, batch=(8, 4), seed=0, top_share=0.2):
+def fitted(normals, anomalies, learns, steps=40, batch=(8, 4), seed=0, top_share=0.2, n_members=2):
     scale = torch.full((CHANNELS,), 0.3), torch.full((CHANNELS,), 1.2)
-    arguments = rows_of(normals), rows_of(anomalies), learns, *scale, top_share, steps, batch, seed, Context()
-    return fit_top_positions(*arguments)
+    training = top_share, n_members, steps, batch, seed
+    return fit_top_positions(rows_of(normals), rows_of(anomalies), learns, *scale, *training, Context())
 
 
 @settings(deadline=None, max_examples=20)
-@given(st.integers(0, 1000), st.integers(1, 3), st.sampled_from([0.01, 0.2, 0.5, 1.0]))
-def test_score_is_the_mean_of_the_largest_position_scores(seed, n_heads, top_share):
+@given(st.integers(0, 1000), st.integers(1, 3), st.integers(1, 3), st.sampled_from([0.01, 0.2, 0.5, 1.0]))
+def test_score_is_the_mean_of_the_largest_position_scores(seed, n_heads, n_members, top_share):
     rng = np.random.default_rng(seed)
-    weight, bias, center = rng.normal(size=(n_heads, CHANNELS)), rng.normal(size=n_heads), rng.normal(size=CHANNELS)
+    shape = n_heads, n_members
+    weight, bias, center = rng.normal(size=(*shape, CHANNELS)), rng.normal(size=shape), rng.normal(size=CHANNELS)
     spread = rng.uniform(0.5, 2, CHANNELS)
     tensors = [torch.from_numpy(array).float() for array in (weight, bias, center, spread)]
     rows = rows_of(images(5, seed))
@@ -64,13 +65,14 @@ def test_score_is_the_mean_of_the_largest_position_scores(seed, n_heads, top_sha
         standardised = (image - center[:, None, None]) / spread[:, None, None]
         for h in range(n_heads):
             positions = sorted(
-                abs(weight[h] @ standardised[:, y, x] + bias[h]) for y in range(HEIGHT) for x in range(WIDTH)
+                abs(weight[h] @ standardised[:, y, x] + bias[h]).mean() for y in range(HEIGHT) for x in range(WIDTH)
             )
             assert found[i, h] == pytest.approx(np.mean(positions[-number:]), rel=1e-3)
 
 
 def test_no_rows_have_no_scores():
-    head = TopPositions(torch.ones(2, CHANNELS), torch.zeros(2), torch.zeros(CHANNELS), torch.ones(CHANNELS), 0.1)
+    scale = torch.zeros(CHANNELS), torch.ones(CHANNELS)
+    head = TopPositions(torch.ones(2, 3, CHANNELS), torch.zeros(2, 3), *scale, 0.1)
     assert head.score(rows_of(images(3)).take(np.arange(0)), CPU).shape == (0, 2)
 
 
@@ -79,41 +81,42 @@ def test_at_least_one_position_and_at_most_all_are_averaged(share, positions):
     assert 1 <= top_number(share, positions) <= positions
 
 
-def by_autograd(normals, anomalies, learns, steps, batch, seed, top_share):
-    """The heads trained by the loss as it is written, with batches drawn alike."""
+def by_autograd(normals, anomalies, learns, steps, batch, seed, top_share, n_members):
+    """The members of all heads trained by the loss as it is written, with batches drawn alike."""
     half = [torch.from_numpy((maps.astype(np.float16).astype(np.float32) - 0.3) / 1.2) for maps in (normals, anomalies)]
     data = [maps.half().float().flatten(2).transpose(1, 2) for maps in half]
     generator = torch.Generator().manual_seed(seed)
-    first = (2 * torch.rand(CHANNELS, generator=generator) - 1) / CHANNELS**0.5
-    weight = first.repeat(len(learns[0]), 1).requires_grad_()
-    bias = torch.zeros(len(learns[0]), requires_grad=True)
+    first = (2 * torch.rand(n_members, CHANNELS, generator=generator) - 1) / CHANNELS**0.5
+    weight = first.repeat(len(learns[0]), 1, 1).requires_grad_()
+    bias = torch.zeros(len(learns[0]), n_members, requires_grad=True)
     optimiser = torch.optim.Adam([weight, bias], LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     schedule = torch.optim.lr_scheduler.StepLR(optimiser, max(1, steps // DECAYS), DECAY)
     losses = []
     for _ in range(steps):
         drawn = [torch.randint(each.shape[1], (n,), generator=generator) for each, n in zip(learns, batch, strict=True)]
-        total = torch.zeros(len(weight))
+        total = torch.zeros(len(weight), n_members)
         for maps, own, index, wanted in zip(data, learns, drawn, ("low", "high"), strict=True):
-            position = (maps[index] @ weight.T + bias).abs()
+            position = (torch.einsum("bxc,hec->bxhe", maps[index], weight) + bias).abs()
             score = position.topk(top_number(top_share, HEIGHT * WIDTH), dim=1).values.mean(1)
             deviation = score if wanted == "low" else (MARGIN - score).clamp_min(0)
-            learned = torch.from_numpy(own)[:, index].T.float()
+            learned = torch.from_numpy(own)[:, index].T.float()[..., None]
             total = total + len(index) * (deviation * learned).sum(0) / learned.sum(0).clamp_min(1)
         loss = total / sum(batch)
         optimiser.zero_grad()
         loss.sum().backward()
         optimiser.step()
         schedule.step()
-        losses.append(float(loss[-1].detach()))
+        losses.append(float(loss[-1].detach().mean()))
     return weight.detach(), bias.detach(), losses
 
 
 @pytest.mark.parametrize("steps", [1, 12])
 @pytest.mark.parametrize("top_share", [0.01, 0.3])
-def test_the_gradient_is_that_of_the_loss(steps, top_share):
+@pytest.mark.parametrize("n_members", [1, 3])
+def test_the_gradient_is_that_of_the_loss(steps, top_share, n_members):
     rng = np.random.default_rng(1)
     learns = rng.random((3, 20)) < 0.7, rng.random((3, 9)) < 0.7
-    arguments = images(20), images(9, seed=1, spot=5.0), learns, steps, (8, 4), 3, top_share
+    arguments = images(20), images(9, seed=1, spot=5.0), learns, steps, (8, 4), 3, top_share, n_members
     heads, history = fitted(*arguments)
     weight, bias, losses = by_autograd(*arguments)
     torch.testing.assert_close(heads.weight, weight, rtol=1e-3, atol=1e-5)
@@ -128,7 +131,7 @@ def test_a_head_does_not_depend_on_rows_it_does_not_learn_from():
     before, _ = fitted(normals, anomalies, learns)
     normals[:6], anomalies[:3] = 3 * normals[:6] + 1, -anomalies[:3]
     after, _ = fitted(normals, anomalies, learns)
-    assert torch.equal(before.weight[0], after.weight[0]) and before.bias[0] == after.bias[0]
+    assert torch.equal(before.weight[0], after.weight[0]) and torch.equal(before.bias[0], after.bias[0])
     assert not torch.equal(before.weight[1], after.weight[1])
 
 
@@ -136,10 +139,22 @@ def test_heads_fitted_together_are_those_fitted_alone():
     normals, anomalies = images(20), images(9, seed=1, spot=5.0)
     learns = everything(3, 20, 9)
     learns[0][1, ::2] = learns[1][1, ::2] = False
-    together, _ = fitted(normals, anomalies, learns)
-    alone, _ = fitted(normals, anomalies, tuple(each[1:2] for each in learns))
+    together, _ = fitted(normals, anomalies, learns, steps=3)
+    alone, _ = fitted(normals, anomalies, tuple(each[1:2] for each in learns), steps=3)
     torch.testing.assert_close(together.weight[1:2], alone.weight, rtol=1e-3, atol=1e-4)
-    assert torch.equal(together.weight[0], together.weight[2])
+    torch.testing.assert_close(together.weight[0], together.weight[2], rtol=1e-3, atol=1e-4)
+
+
+def test_members_start_from_different_weights_and_are_averaged():
+    normals, anomalies = images(20), images(9, seed=1, spot=5.0)
+    several, _ = fitted(normals, anomalies, everything(2, 20, 9), n_members=3, steps=1)
+    assert several.weight.shape == (2, 3, CHANNELS)
+    assert torch.equal(several.weight[0], several.weight[1])
+    assert not torch.isclose(several.weight[0, 0], several.weight[0, 1]).any()
+    rows, scale = rows_of(images(7, seed=3)), (several.center, several.spread, 1.0)
+    each = [TopPositions(several.weight[:, [e]], several.bias[:, [e]], *scale).score(rows, CPU) for e in range(3)]
+    all_of_them = TopPositions(several.weight, several.bias, *scale).score(rows, CPU)
+    assert all_of_them == pytest.approx(np.mean(each, axis=0), rel=1e-4)  # of all positions: the mean of the members'
 
 
 def test_loss_goes_down_and_new_anomalies_are_found():

@@ -15,6 +15,7 @@ from mpfm_kedro.detectors.mpfm.mode_fitting import FOLDS, folds
 CPU = torch.device("cpu")
 PARAMETERS = {
     "head_steps": 40,
+    "head_members": 2,
     "head_top_share": 0.1,
     "normals_per_batch": 8,
     "anomalies_per_batch": 4,

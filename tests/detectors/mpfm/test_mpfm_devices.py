@@ -53,6 +53,7 @@ def parameters(schedule, options):
             "unseen_normals": 200,
             "hidden": 8,
             "head_steps": 3,
+            "head_members": 2,
         }
         others = {"top_share": 0.1, "head_top_share": 0.1, "transport_steps": 1, "precision": "fp32"}
         found = dataclasses.asdict(schedule) | dataclasses.asdict(options) | sizes | others

@@ -28,6 +28,7 @@ PROTOTYPES = PrototypeParameters(
 REPAIRS = RepairParameters(**dict.fromkeys(RepairParameters.model_fields, "repaired"))
 TRAINING = TrainingParameters(
     head_steps=60,
+    head_members=2,
     head_top_share=0.1,
     epochs=0,
     iterations_per_epoch=4,
@@ -322,6 +323,7 @@ def test_each_parameter_belongs_to_the_pieces_that_it_decides():
     assert touched("training", top_share=0.5) == {"closed_form"}
     assert touched("training", mim_weight=1.0) == {"flow"}
     assert touched("training", head_steps=7) == {"heads"}
+    assert touched("training", head_members=7) == {"heads"}
     assert touched("training", head_top_share=0.7) == {"heads"}
     assert touched("training", normals_per_batch=7) == {"flow", "heads"}
     assert touched("training", scores=["g"]) == {"calibrated"}

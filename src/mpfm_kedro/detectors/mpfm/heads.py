@@ -24,11 +24,13 @@ PENALTY = 1e-3  # C of logistic regression
 
 
 class TopPositions:
-    """M_a: S_a = mean over the top share of the positions x of |w · F_x + b|, on standardised channels.
+    """M_a: S_a = mean over the top share of the positions x of mean_e |w_e · F_x + b_e|, on standardised channels.
+
+    Each head has E members, trained from different first weights: one alone may end in a poor local minimum.
 
     Args:
-        weight: w of each head (H, C).
-        bias: b (H,).
+        weight: w of each head and member (H, E, C).
+        bias: b (H, E).
         center: of each channel over the positions of training normals (C,).
         spread: likewise.
         top_share: share of the positions that is averaged.
@@ -41,7 +43,8 @@ class TopPositions:
         """The score of each position, (B, C, H', W') → (B, H' · W', H)."""
         weight = (self.weight / self.spread).to(maps.device)
         offset = (self.bias - (self.weight / self.spread) @ self.center).to(maps.device)
-        return (to_patches(maps.float()) @ weight.T + offset).abs().view(len(maps), -1, len(weight))
+        members = to_patches(maps.float()) @ weight.flatten(0, 1).T + offset.flatten()
+        return members.abs().view(len(maps), -1, *offset.shape).mean(3)
 
     def maps(self, rows: FeatureRows, device: torch.device) -> Tensor:
         """The score of each position by each head, (n, H', W', H)."""
@@ -72,14 +75,16 @@ def fit_top_positions(
     center: Tensor,
     spread: Tensor,
     top_share: float,
+    n_members: int,
     steps: int,
     batch: tuple[int, int],
     seed: int,
     context: Context,
 ) -> tuple[TopPositions, list[float]]:
-    """Train all heads by the deviation loss: S_a → 0 for normals, S_a ≥ 5 for anomalies.
+    """Train each member of each head by the deviation loss: its S_a → 0 for normals, S_a ≥ 5 for anomalies.
 
-    Adam on ``deviation_loss``, with a rate that decreases by steps from 0.03 to 3e-6.
+    Adam on ``deviation_loss``, with a rate that decreases by steps from 0.03 to 3e-6. Members differ in their first
+    weights alone.
 
     Args:
         normals: n training normals.
@@ -88,13 +93,14 @@ def fit_top_positions(
         center: of each channel (C,).
         spread: likewise.
         top_share: share of the positions that is averaged.
+        n_members: E, of each head.
         steps: of training.
         batch: number of normals and of anomalies in a batch.
         seed: of the first weights and of the batches.
         context: device and memory.
 
     Returns:
-        The heads, and the last head's mean loss over each tenth of the steps.
+        The heads, and the mean loss of the last head's members over each tenth of the steps.
     """
     device = context.device
     source = StandardisedInput("maps", center, spread)
@@ -102,8 +108,9 @@ def fit_top_positions(
     allowed = [torch.from_numpy(each).float().to(device) for each in learns]
     n_heads, channels = len(allowed[0]), len(center)
     generator = torch.Generator().manual_seed(seed)
-    first = (2 * torch.rand(channels, generator=generator) - 1) / channels**0.5
-    weight, bias = first.repeat(n_heads, 1).to(device), torch.zeros(n_heads, device=device)
+    first = (2 * torch.rand(n_members, channels, generator=generator) - 1) / channels**0.5
+    weight = first.repeat(n_heads, 1).to(device)  # head after head, (H · E, C)
+    bias = torch.zeros(len(weight), device=device)
     optimiser = torch.optim.Adam([weight, bias], LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     schedule = torch.optim.lr_scheduler.StepLR(optimiser, max(1, steps // DECAYS), DECAY)
     abnormal = torch.arange(sum(batch), device=device)[:, None] >= batch[0]
@@ -112,17 +119,21 @@ def fit_top_positions(
         drawn = [
             torch.randint(each.shape[1], (size,), generator=generator) for each, size in zip(learns, batch, strict=True)
         ]
-        share = torch.cat([_shares(each[:, index]) for each, index in zip(allowed, drawn, strict=True)], dim=1).T
+        share = torch.cat([_shares(each[:, index]) for each, index in zip(allowed, drawn, strict=True)], dim=1)
         x = inputs.batch(torch.cat([drawn[0], drawn[1] + len(normals)])).flatten(1, 2)
         positions = x.flatten(0, 1)
-        scores = (positions @ weight.T + bias).view(*x.shape[:2], n_heads)
-        loss, gradient = deviation_loss(scores, abnormal, share, top_number(top_share, x.shape[1]))
+        scores = (positions @ weight.T + bias).view(*x.shape[:2], -1)
+        of_members = share.repeat_interleave(n_members, dim=0).T
+        loss, gradient = deviation_loss(scores, abnormal, of_members, top_number(top_share, x.shape[1]))
         weight.grad, bias.grad = gradient.flatten(0, 1).T @ positions, gradient.sum((0, 1))
         optimiser.step()
         schedule.step()
-        losses.append(loss[-1])
+        losses.append(loss[-n_members:].mean())
     history = [float(torch.stack(part).mean()) for part in _tenths(losses)]
-    return TopPositions(weight.cpu(), bias.cpu(), center, spread, top_share), history
+    shape = n_heads, n_members
+    return TopPositions(
+        weight.cpu().unflatten(0, shape), bias.cpu().unflatten(0, shape), center, spread, top_share
+    ), history
 
 
 def deviation_loss(scores: Tensor, abnormal: Tensor, share: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -136,6 +136,7 @@ def fit_heads(
         standardiser.map_center,
         standardiser.map_spread,
         parameters["head_top_share"],
+        parameters["head_members"],
         parameters["head_steps"],
         (parameters["normals_per_batch"], parameters["anomalies_per_batch"]),
         seed,
@@ -150,5 +151,6 @@ def fit_heads(
 
 def _zero_heads(standardiser: Standardiser, n_heads: int, top_share: float) -> Heads:
     map_scale = standardiser.map_center, standardiser.map_spread
-    top_positions = TopPositions(torch.zeros(n_heads, len(map_scale[0])), torch.zeros(n_heads), *map_scale, top_share)
+    weight, bias = torch.zeros(n_heads, 1, len(map_scale[0])), torch.zeros(n_heads, 1)
+    top_positions = TopPositions(weight, bias, *map_scale, top_share)
     return Heads(top_positions, np.zeros((n_heads, len(standardiser.pooled_center))), np.zeros(n_heads), standardiser)

@@ -35,7 +35,9 @@ def specify_mpfm(
     backbones = range(n_backbones)
     pieces = [_piece("closed_form", closed_form | {"backbone": number}, backbone=number) for number in backbones]
     if trained:
-        own = _chosen(training, "head_steps", "head_top_share", "normals_per_batch", "anomalies_per_batch")
+        own = _chosen(
+            training, "head_steps", "head_members", "head_top_share", "normals_per_batch", "anomalies_per_batch"
+        )
         own |= _chosen(repairs, "normality_target")
         factor = training.head_steps / 500
         pieces += [
