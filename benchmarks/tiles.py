@@ -1,6 +1,6 @@
 """Are small defects found better in tiles than in whole images? AUC of the general setting, an image by its worst tile.
 
-    python benchmarks/tiles.py tiles DATA_ROOT/mvtec_ad/screw TILES     # cut a category of MVTec AD, resized to 448 px, into 2 × 2 tiles
+    python benchmarks/tiles.py tiles DATA_ROOT/mvtec_ad/screw TILES   # resized to 448 px, cut into 2 × 2
     kedro run --pipelines=features --params=dataset=folder,data_root=TILES,image_size=224
     python benchmarks/tiles.py folder --data-root TILES --seeds 2
 
