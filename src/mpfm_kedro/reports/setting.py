@@ -107,8 +107,9 @@ def _conclusion(row: dict[Any, Any], n_seeds: int) -> str:
         "worse": f"costs {change[1:]} AUC",
     }.get(row["verdict"], f"adds nothing measurable here ({change} AUC)")
     sentence = f"What MPFM learned from {known}{where} {verdict}, compared with '{UNTRAINED}'"
-    if n_seeds < 2:
-        return f"MPFM has {change} AUC compared with '{UNTRAINED}'; one seed cannot tell whether that is chance."
+    if n_seeds < 2 or (n_seeds < 3 and row["verdict"] not in ("better", "worse")):
+        seeds = "one seed" if n_seeds < 2 else "two seeds"
+        return f"MPFM has {change} AUC compared with '{UNTRAINED}'; {seeds} cannot tell whether that is chance."
     return f"{sentence}; 95 % interval {low} to {high}."
 
 
@@ -127,13 +128,13 @@ def _shown(summary: pd.DataFrame) -> pd.DataFrame:
             "dataset": summary["dataset"] + summary["category"].map(lambda name: f" {name}" if name else ""),
             "method": summary["method"],
             "known class": summary["known_class"].replace("", "(any)"),
-            "M": summary["n_anomalies"],
+            "M": summary["n_anomalies"].mask(summary["method"] == UNTRAINED, 0),
             "AUC": [plus_minus(record, "auc") or "undefined" for record in records],
             "AP": [plus_minus(record, "ap") or "undefined" for record in records],
             **{title: [plus_minus(record, name) for record in records] for title, name in pixels.items()},
             "seeds": summary["n_seeds"],
         }
-    )
+    ).drop_duplicates()  # without a known anomaly, all M are one
 
 
 def _excluded(without_repeats: pd.DataFrame) -> str:
