@@ -78,7 +78,7 @@ def test_deep_images_and_eight_bits_give_the_same_scores_under_names_of_their_ow
     assert "--params=dataset=folder,name=parts_twelve," in used.output
 
 
-@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.filterwarnings("error::RuntimeWarning", "error:No artists with labels:UserWarning")
 def test_good_images_alone_give_the_closed_form(tmp_path):
     out = run(tmp_path, make(tmp_path / "good_only", defects=0), n_anomalies=10)
     reporting = out / "08_reporting/good_only/general"

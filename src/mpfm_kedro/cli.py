@@ -79,9 +79,8 @@ def _run(pipeline: str | None, pipelines: list[str], **options: Any) -> Any:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean '{near[0]}'? " if near else ""
-            raise InputError(
-                f"There is no pipeline '{name}': {hint}There are: {', '.join(sorted(set(known) - {'__default__'}))}"
-            )
+            others = ", ".join(sorted(set(known) - {"__default__"}))
+            raise InputError(f"There is no pipeline '{name}': {hint}There are: {others}")
     if STUDY in names and not any(options[name] for name in SELECTING):
         if names != [STUDY]:
             raise InputError(f"The pipeline '{STUDY}' runs alone; it begins with the comparisons of its datasets")

@@ -11,9 +11,9 @@ import pandas as pd
 from mpfm_kedro.reports.markup import data_table, paragraphs
 
 EXPLAINED = (
-    "Of the first seed: the anomalies of each class that are easiest to miss, and the normal images that are nearest to "
-    "a false alarm. Colours show where a score comes from, on a scale that unseen normals set. Below each image is what "
-    "the threshold decides. A name opens the file, as long as images and results stay where they are."
+    "Of the first seed: the anomalies of each class that are easiest to miss, and the normal images that are nearest "
+    "to a false alarm. Colours show where a score comes from, on a scale that unseen normals set. Below each image is "
+    "what the threshold decides. A name opens the file, as long as images and results stay where they are."
 )
 POINTS = (
     "An image whose score is above a threshold is called defective. The threshold is set for the false-alarm rate of "
@@ -37,7 +37,7 @@ def show_mistakes(mistakes: pd.DataFrame, operating_points: pd.DataFrame) -> lis
     for (known, number), own in mistakes.groupby(["known_class", "n_anomalies"], sort=False):
         title = f"known class {known}, M = {number}" if known else f"M = {number}"
         for (kind, defect), part in own.groupby(["kind", "defect_class"], sort=False):
-            heading = HEADINGS[kind].format(f" of class {defect}" if defect else "")
+            heading = HEADINGS[str(kind)].format(f" of class {defect}" if defect else "")
             shown = "".join(_figure(row) for row in part.to_dict("records"))
             parts.append(f"<h3>{html.escape(f'{title}: {heading}')}</h3><div class='thumbnails'>{shown}</div>")
     return parts

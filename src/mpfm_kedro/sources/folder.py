@@ -43,9 +43,8 @@ def locate(root: Path) -> Path:
     if _has_layout(root):
         return root
     if not root.is_dir():
-        raise InputError(
-            f"{TITLE}: data_root {root} {'is no folder' if root.exists() else 'does not exist'}; expected is {LAYOUTS}"
-        )
+        problem = "is no folder" if root.exists() else "does not exist"
+        raise InputError(f"{TITLE}: data_root {root} {problem}; expected is {LAYOUTS}")
     if (root / "folder").is_dir():
         return find_folder(root / "folder", TITLE, ["good", "train"], OBTAIN)
     raise InputError(f"{TITLE}: data_root {root} has neither good/ nor train/good. {_advice(root)}")

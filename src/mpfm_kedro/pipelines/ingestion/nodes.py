@@ -85,10 +85,11 @@ def check_images(listed: pd.DataFrame, images: ImageLoader, parameters: Ingestio
     if len(bad) == len(samples):
         raise InputError(f"There is no readable image in {images.folder}, for example {problems[0]}")
     if len(bad) > parameters.max_unreadable_share * len(samples):
+        share = math.ceil(100 * len(bad) / len(samples)) / 100
         raise InputError(
             f"{len(bad)} of {len(samples)} images in {images.folder} cannot be read: {_listed(problems)}. "
             f"ingestion.max_unreadable_share allows {parameters.max_unreadable_share:.1%}. Remove or repair them, or "
-            f"continue without: --params=ingestion.max_unreadable_share={math.ceil(100 * len(bad) / len(samples)) / 100:g}"
+            f"continue without them: --params=ingestion.max_unreadable_share={share:g}"
         )
     for problem in problems:
         logger.warning("Unreadable image excluded: %s/%s", images.folder, problem)
@@ -184,9 +185,8 @@ def drop_repeats(divided: pd.DataFrame, drop_duplicates: bool) -> pd.DataFrame:
     samples.loc[repeats.index, "problem"] = DROPPED + "repeats " + first[repeats.index]
     samples.loc[usable.index[of_both_labels], "problem"] = DROPPED + "normal and anomalous at once"
     if len(repeats):
-        logger.warning(
-            "Repeated images dropped: %d of %d: %s", len(repeats), len(usable), _listed(repeats["sample_id"].tolist())
-        )
+        names = _listed(repeats["sample_id"].tolist())
+        logger.warning("Repeated images dropped: %d of %d: %s", len(repeats), len(usable), names)
     _refuse_too_few(samples)
     return samples
 
