@@ -88,7 +88,10 @@ def test_good_images_alone_give_the_closed_form(tmp_path):
     assert summary["auc_mean"].tolist() == [""]
     assert json.loads((reporting / "metrics.json").read_text()) == {"MPFM, no anomaly known": {"M0": {}}}
     assert len(pd.read_csv(reporting / "modes.csv")) > 0
-    assert "undefined" in (reporting / "report.html").read_text()
+    page = (reporting / "report.html").read_text()
+    assert "AUC and AP are undefined" in page and "normals with the highest scores" in page
+    assert page.count("data:image/jpeg") == 4, "normals are shown"
+    assert "ROC" not in page and "score_a</figcaption>" not in page
     assert scores(out, "good_only")["score"].notna().all()
     assert json.loads((out / "06_models/good_only/general/initial_models/index.json").read_text())
 

@@ -308,3 +308,11 @@ def test_an_undefined_operating_point_is_shown_as_such():
     mistake |= {"sample": "good/a.png", "score": 1.0, "decision": "good", "image": b"", "link": "a.png"}
     page = "".join(show_mistakes(pd.DataFrame([mistake]), points))
     assert "undefined" in page and "normals with the highest scores" in page
+
+
+def test_the_known_class_is_shown_and_explained_where_there_is_one():
+    for classes, there in ((["dent", "hole"], True), ([""], False)):
+        scores, metrics = results(classes)
+        page = Page(write_report(summarise_setting(metrics), metrics, scores, history(0)))
+        assert ("known class" in page.terms) == there
+        assert ("known class" in write_summary(summarise_setting(metrics))) == there

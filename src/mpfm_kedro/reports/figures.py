@@ -94,7 +94,8 @@ def score_panels(scores: pd.DataFrame) -> list[Panel]:
 
         return Panel(column, draw)
 
-    return [panel(column) for column in ["score", *PART_COLUMNS]]
+    used = [column for column in PART_COLUMNS if own[column].nunique() > 1]  # without known anomalies two are not
+    return [panel(column) for column in ["score", *used]]
 
 
 def within_fences(values: pd.Series, normal: pd.Series) -> pd.Series:
@@ -186,7 +187,8 @@ def grid(n: int, height: float = 3, sharey: bool = False) -> tuple[Figure, list]
     """A figure with ``n`` panels, at most four in a row."""
     columns = min(n, 4)
     rows = -(-n // columns)
-    figure = Figure(figsize=(3.2 * columns, height * rows), layout="constrained")
+    width = 3.2 if columns > 1 else 4.8  # room for the legend
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharey=sharey).ravel()
     for axis in axes[n:]:
         axis.set_visible(False)

@@ -14,6 +14,10 @@ from mpfm_kedro.reports.markup import data_table, folded, gallery, glossary, pag
 from mpfm_kedro.reports.mistakes import show_mistakes
 
 AUC = "Of a random anomaly and a random normal image, how often the anomaly scores higher: 1 is perfect, 0.5 is chance."
+UNDEFINED = (
+    "No anomaly was tested, so there is nothing to measure: AUC and AP are undefined. What is shown is how the model "
+    "scores normal images that it has not learned from."
+)
 TERMS = {
     "AUC": AUC,
     "AP": "Average precision: the share of true anomalies among the images with the highest scores, averaged over all "
@@ -66,8 +70,9 @@ def write_report(
 ) -> str:
     """One self-contained HTML page: numbers, mistakes as images, figures."""
     one = ["dataset"] if summary["category"].nunique() == 1 else []  # the title has it
-    table = data_table(_shown(summary).drop(columns=one))
-    parts = [*paragraphs(conclusions(differences, summary)), table, glossary(TERMS)]
+    table = _shown(summary).drop(columns=one)
+    terms = {term: words for term, words in TERMS.items() if term in {*table, *table["method"]}}
+    parts = [*paragraphs(conclusions(differences, summary)), data_table(table), glossary(terms)]
     if without_repeats is not None and len(without_repeats):
         parts += [*paragraphs([_excluded(without_repeats)]), data_table(_shown(without_repeats))]
     if mistakes is not None and operating_points is not None and len(mistakes):
@@ -87,9 +92,12 @@ def write_report(
 
 
 def conclusions(differences: pd.DataFrame | None, summary: pd.DataFrame) -> list[str]:
-    """One sentence for each M: what the known anomalies add to MPFM without any, over all categories and classes."""
+    """One sentence for each M: what the known anomalies add to MPFM without any, over all categories and classes.
+
+    Where no anomaly was tested, one that says so.
+    """
     if differences is None or differences.empty:
-        return []
+        return [UNDEFINED] if with_numbers(summary)["auc_mean"].isna().all() else []
     own = differences[differences["method"] == TRAINED]
     for column in ("category", "known_class"):
         means = own[own[column] == "mean"]
@@ -123,11 +131,11 @@ def _shown(summary: pd.DataFrame) -> pd.DataFrame:
     """The columns that are shown, measures as mean ± standard deviation; of pixels where there are masks."""
     records = with_numbers(summary).to_dict("records")
     pixels = {title: name for title, name in PIXEL_TITLES.items() if f"{name}_mean" in summary}
-    return pd.DataFrame(
+    table = pd.DataFrame(
         {
             "dataset": summary["dataset"] + summary["category"].map(lambda name: f" {name}" if name else ""),
             "method": summary["method"],
-            "known class": summary["known_class"].replace("", "(any)"),
+            "known class": summary["known_class"],
             "M": summary["n_anomalies"].mask(summary["method"] == UNTRAINED, 0),
             "AUC": [plus_minus(record, "auc") or "undefined" for record in records],
             "AP": [plus_minus(record, "ap") or "undefined" for record in records],
@@ -135,6 +143,7 @@ def _shown(summary: pd.DataFrame) -> pd.DataFrame:
             "seeds": summary["n_seeds"],
         }
     ).drop_duplicates()  # without a known anomaly, all M are one
+    return table if (table["known class"] != "").any() else table.drop(columns="known class")
 
 
 def _excluded(without_repeats: pd.DataFrame) -> str:
