@@ -74,7 +74,7 @@ def write_report(
     terms = {term: words for term, words in TERMS.items() if term in {*table, *table["method"]}}
     parts = [*paragraphs(conclusions(differences, summary)), data_table(table), glossary(terms)]
     if without_repeats is not None and len(without_repeats):
-        parts += [*paragraphs([_excluded(without_repeats)]), data_table(_shown(without_repeats))]
+        parts += [*paragraphs([_excluded(without_repeats)]), data_table(_shown(without_repeats).drop(columns=one))]
     if mistakes is not None and operating_points is not None and len(mistakes):
         parts += show_mistakes(mistakes, operating_points)
     parts += [
