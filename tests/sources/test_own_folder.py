@@ -219,7 +219,7 @@ def test_data_root_without_the_layout_is_named_with_what_it_holds(tmp_path, draw
     with pytest.raises(InputError, match=r"neither good/ nor train/good. It holds the folders bolts, screws") as raised:
         SOURCE.locate(tmp_path)
     assert f"data_root {tmp_path} " in str(raised.value)
-    with pytest.raises(InputError, match=r"It holds 1 images and no folder\. Put or link good images into a folder"):
+    with pytest.raises(InputError, match=r"It holds 1 images and no folder\. Call the folder of good images good"):
         SOURCE.locate(tmp_path / "bolts" / "OK")
 
 

@@ -60,7 +60,7 @@ def _advice(root: Path) -> str:
         return f"{meant} has: is data_root={meant} meant?"
     folders = ", ".join(path.name for path in subfolders(root))
     holds = f"the folders {folders}" if folders else f"{len(image_files(root))} images and no folder"
-    return f"It holds {holds}. Put or link good images into a folder called good; expected is {LAYOUTS}"
+    return f"It holds {holds}. Call the folder of good images good; expected is {LAYOUTS}"
 
 
 def own_name(root: Path) -> str:
