@@ -21,7 +21,7 @@ from mpfm_kedro.experiments.intervals import gain_of_known_anomalies
 from mpfm_kedro.experiments.measures import measure_trials, summarise_setting
 from mpfm_kedro.reports import figures
 from mpfm_kedro.reports.mistakes import show_mistakes
-from mpfm_kedro.reports.setting import conclusions, write_report, write_summary
+from mpfm_kedro.reports.setting import conclusions, few_tested, write_report, write_summary
 
 METHODS = [TRAINED, UNTRAINED]
 PARTS = ["score_g", "score_a", "score_r", "score_n"]
@@ -316,3 +316,13 @@ def test_the_known_class_is_shown_and_explained_where_there_is_one():
         page = Page(write_report(summarise_setting(metrics), metrics, scores, history(0)))
         assert ("known class" in page.terms) == there
         assert ("known class" in write_summary(summarise_setting(metrics))) == there
+
+
+@pytest.mark.parametrize(("normals", "anomalies", "half"), [(5, 5, "0.21"), (10, 10, "0.15"), (100, 10, "0.13")])
+def test_an_auc_of_few_images_is_said_to_be_uncertain(normals, anomalies, half):
+    _, metrics = results([""])
+    tested = metrics.assign(n_test_normals=normals, n_test_anomalies=anomalies)
+    text = write_summary(summarise_setting(metrics), None, None, tested)
+    assert f"Only {normals} normal and {anomalies} anomalous images are tested" in text and f"± {half}, what" in text
+    for enough in ((25, 25), (40, 0)):  # with none, AUC is undefined
+        assert few_tested(tested.assign(n_test_normals=enough[0], n_test_anomalies=enough[1])) == []

@@ -44,14 +44,20 @@ LOSS = "The loss while learning from the known anomalies, mean and range over ru
 USAGE = "Of the trained flow: how many of its prototypes are in use, and how evenly."
 SAMPLED = "Features of real normals of the first run, and what its model takes for normal: the clouds should overlap."
 
+FEW = 25  # tested images of a kind, below which the uncertainty of an AUC is said
+
 PIXEL_TITLES = {"pixel AUC": "pixel_auroc", "AUPRO": "aupro", "pixel F1": "pixel_f1"}
 
 
 def write_summary(
-    summary: pd.DataFrame, without_repeats: pd.DataFrame | None = None, differences: pd.DataFrame | None = None
+    summary: pd.DataFrame,
+    without_repeats: pd.DataFrame | None = None,
+    differences: pd.DataFrame | None = None,
+    run_metrics: pd.DataFrame | None = None,
 ) -> str:
     """The summary as a text table and how to read it; where test images repeat others, also the one without them."""
-    parts = [_shown(summary).to_string(index=False), COVERS, f"AUC: {AUC}", *conclusions(differences, summary)]
+    parts = [_shown(summary).to_string(index=False), COVERS, f"AUC: {AUC}"]
+    parts += [*conclusions(differences, summary), *few_tested(run_metrics)]
     if without_repeats is not None and len(without_repeats):
         parts += [_excluded(without_repeats), _shown(without_repeats).to_string(index=False)]
     return "\n".join(parts)
@@ -72,7 +78,8 @@ def write_report(
     one = ["dataset"] if summary["category"].nunique() == 1 else []  # the title has it
     table = _shown(summary).drop(columns=one)
     terms = {term: words for term, words in TERMS.items() if term in {*table, *table["method"]}}
-    parts = [*paragraphs(conclusions(differences, summary)), data_table(table), glossary(terms)]
+    sentences = [*conclusions(differences, summary), *few_tested(run_metrics)]
+    parts = [*paragraphs(sentences), data_table(table), glossary(terms)]
     if without_repeats is not None and len(without_repeats):
         parts += [*paragraphs([_excluded(without_repeats)]), data_table(_shown(without_repeats).drop(columns=one))]
     if mistakes is not None and operating_points is not None and len(mistakes):
@@ -103,6 +110,25 @@ def conclusions(differences: pd.DataFrame | None, summary: pd.DataFrame) -> list
         means = own[own[column] == "mean"]
         own = means if len(means) else own
     return [_conclusion(row, int(summary["n_seeds"].min())) for row in own.to_dict("records")]
+
+
+def few_tested(run_metrics: pd.DataFrame | None) -> list[str]:
+    """A sentence on how uncertain an AUC is where few images are tested (Hanley and McNeil, 1982)."""
+    if run_metrics is None or not {"n_test_normals", "n_test_anomalies"} <= set(run_metrics):
+        return []
+    pairs = zip(run_metrics["n_test_normals"], run_metrics["n_test_anomalies"], strict=True)
+    normals, anomalies = min(pairs, key=min)
+    if not 0 < min(normals, anomalies) < FEW:
+        return []
+    auc = 0.9
+    two_anomalies = auc / (2 - auc)  # how often both score higher than one normal
+    two_normals = 2 * auc**2 / (1 + auc)  # how often both score lower than one anomaly
+    variance = auc * (1 - auc) + (anomalies - 1) * (two_anomalies - auc**2) + (normals - 1) * (two_normals - auc**2)
+    half = 1.96 * (variance / (normals * anomalies)) ** 0.5
+    return [
+        f"Only {normals} normal and {anomalies} anomalous images are tested: with so few, an AUC of {auc:.2f} is "
+        f"uncertain by ± {half:.2f}, whatever the spread over seeds."
+    ]
 
 
 def _conclusion(row: dict[Any, Any], n_seeds: int) -> str:
