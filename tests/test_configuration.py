@@ -15,7 +15,8 @@ import torch
 import yaml
 from torchvision.models import get_model
 
-from mpfm_kedro.configuration import ProjectConfigLoader
+from mpfm_kedro.configuration import ProjectConfigLoader, input_path, output_path
+from mpfm_kedro.errors import InputError
 
 PROJECT = Path(__file__).parents[1]
 ARGUMENTS = {"base_env": "base", "default_run_env": "local", "merge_strategy": {"parameters": "soft"}}
@@ -244,3 +245,15 @@ def test_what_is_run_does_not_depend_on_the_last_run(after_a_run, monkeypatch):
 def test_a_damaged_note_of_the_last_run_is_ignored(after_a_run, tmp_path):
     (tmp_path / "out/last_run.json").write_text("{")
     assert path(loader(after_a_run)) == "data/elpv/1.csv"
+
+
+def test_unknown_environment_is_one_line_with_the_known_ones(conf):
+    with pytest.raises(InputError, match="There is no environment 'papr': did you mean 'paper'"):
+        loader(conf, env="papr")
+
+
+def test_home_is_understood_in_paths(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "parts").mkdir()
+    assert input_path("~/parts", PROJECT) == tmp_path / "parts"
+    assert output_path("~/out", PROJECT) == tmp_path / "out"

@@ -78,7 +78,7 @@ def test_deep_images_and_eight_bits_give_the_same_scores_under_names_of_their_ow
     assert "--params=dataset=folder,name=parts_twelve," in used.output
 
 
-@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.filterwarnings("error::RuntimeWarning", "error:No artists with labels:UserWarning")
 def test_good_images_alone_give_the_closed_form(tmp_path):
     out = run(tmp_path, make(tmp_path / "good_only", defects=0), n_anomalies=10)
     reporting = out / "08_reporting/good_only/general"
@@ -88,7 +88,10 @@ def test_good_images_alone_give_the_closed_form(tmp_path):
     assert summary["auc_mean"].tolist() == [""]
     assert json.loads((reporting / "metrics.json").read_text()) == {"MPFM, no anomaly known": {"M0": {}}}
     assert len(pd.read_csv(reporting / "modes.csv")) > 0
-    assert "undefined" in (reporting / "report.html").read_text()
+    page = (reporting / "report.html").read_text()
+    assert "AUC and AP are undefined" in page and "normals with the highest scores" in page
+    assert page.count("data:image/jpeg") == 4, "normals are shown"
+    assert "ROC" not in page and "score_a</figcaption>" not in page
     assert scores(out, "good_only")["score"].notna().all()
     assert json.loads((out / "06_models/good_only/general/initial_models/index.json").read_text())
 
@@ -111,3 +114,33 @@ def test_name_of_a_published_dataset_is_refused(tmp_path):
 def test_name_that_is_no_folder_name_is_refused(name, tmp_path):
     with pytest.raises(InputError, match="name of letters"):
         run(tmp_path, tmp_path, name=name)
+
+
+def test_folders_and_classes_may_be_called_by_numbers(tmp_path):
+    folder = make(tmp_path / "2024")
+    (folder / "dent").rename(folder / "007")
+    out = run(tmp_path, folder)
+    summary = pd.read_csv(out / "08_reporting/2024/general/summary.csv", dtype=str)
+    assert set(summary["dataset"]) == {"2024"}
+
+
+def test_a_number_that_is_typed_for_a_name_stays_as_it_was_typed(tmp_path):
+    folder = make(tmp_path / "parts")
+    typed = f"dataset=folder,data_root={folder},output_root={tmp_path / 'out'},name=007,n_seeds=1"
+    result = CliRunner().invoke(cli, ["run", "--env=test", "--pipelines=ingestion", f"--params={typed}"])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "out/02_intermediate/007/samples.parquet").is_file()
+
+
+def test_undefined_precision_and_names_of_digits_survive_their_files(tmp_path):
+    bootstrap_project(PROJECT)
+    with KedroSession.create(PROJECT, runtime_params={"output_root": str(tmp_path)}) as session:
+        catalog = session.load_context().catalog
+    point = {"run": "007-M1-seed0", "known_class": "007", "n_anomalies": 1, "promised": 0.1, "false_alarms": 0.0}
+    catalog.save("hard.operating_points", pd.DataFrame([point | {"precision": np.nan, "recall": 0.5}] * 2))
+    points = catalog.load("hard.operating_points")
+    assert points["known_class"].tolist() == ["007", "007"] and points["precision"].isna().all()
+    catalog.save("hard.summary", pd.DataFrame({"dataset": ["2024"], "known_class": "1", "category": "02"}))
+    assert catalog.load("hard.summary").to_dict("records") == [
+        {"dataset": "2024", "known_class": "1", "category": "02"}
+    ]

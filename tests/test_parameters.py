@@ -237,3 +237,15 @@ def test_a_name_without_its_group_is_found_in_it():
 def test_a_wrong_number_in_a_list_is_named_as_it_was_typed():
     with pytest.raises(InputError, match="Parameter 'n_anomalies' = 0"):
         check_parameters(changed(n_anomalies=0))
+
+
+def test_a_group_that_is_set_as_a_whole_is_said_in_plain_words():
+    with pytest.raises(
+        InputError, match=r"'training' = 3: this is a group, set what is in it, for example training\.epochs"
+    ):
+        check_parameters(changed(training=3))
+
+
+def test_a_reason_of_our_own_has_no_prefix_of_the_checker():
+    with pytest.raises(InputError, match="'image_size' = 'big': should be auto"):
+        check_parameters(changed(image_size="big"))

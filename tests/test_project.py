@@ -153,7 +153,7 @@ def test_printed_form_of_every_repair_runs(tmp_path: Path):
         ("hard_setting", {"features": {"layers": ["layer9"]}}, "layer9"),
         ("hard_setting", {"device": "cuda"}, "cuda"),
         ("hard_setting", {"features": {"weights_file": "/no.pth"}}, r"weights_file.*/no\.pth"),
-        ("general_setting", {"dataset": "folder", "data_root": "/nowhere"}, "folder /nowhere is missing"),
+        ("general_setting", {"dataset": "folder", "data_root": "/nowhere"}, "data_root /nowhere does not exist"),
         ("hard_setting", {"dataset": "brainmri"}, "brainmri"),
     ],
 )

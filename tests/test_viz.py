@@ -95,6 +95,7 @@ def site() -> Path:
     (project / "data/08_reporting/synthetic/hard/summary.txt").write_text(TRICKY)
     log = call(project, "make", "viz", f"VENV={VENV}", f"--old-file={VENV}/.installed").splitlines()
     assert not [line for line in log if "could not be previewed" in line and "'hard." in line]
+    assert not [line for line in log if "WARNING" in line]
     assert (project / "build/api/deploy-viz-metadata").is_file(), log
     return project / "build"
 

@@ -24,6 +24,7 @@ from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.protocol import PRODUCTION
 from mpfm_kedro.experiments.versions import check_version, find_version, list_versions
 from mpfm_kedro.locks import Use, locked
+from mpfm_kedro.parameters import text_parameters
 from mpfm_kedro.pipeline_registry import register_pipelines
 from mpfm_kedro.pipelines.stage_code import write_stage_code
 from mpfm_kedro.sources import SOURCES
@@ -50,9 +51,19 @@ ROOT = _root("--output-root", "data", output_path)
 RAW = _root("--data-root", "data/01_raw", input_path)
 
 
+def _parameters(context: click.Context, option: click.Parameter, text: Any) -> dict[str, Any]:
+    """Parameters as Kedro reads them, but a folder or a class that is called 007 keeps its name."""
+    given: dict[str, Any] = _split_params(context, option, text)
+    typed = dict(item.split("=", 1) for item in text.split(",")) if isinstance(text, str) and text else {}
+    for name, value in typed.items():
+        if name.strip() in text_parameters() and isinstance(given[name.strip()], int | float):
+            given[name.strip()] = value.strip()
+    return given
+
+
 def _parsed(context: click.Context, option: click.Parameter, text: str) -> tuple[str, dict[str, Any]]:
-    """Parameters as they are typed, and as Kedro reads them."""
-    return text, _split_params(context, option, text) if text else {}
+    """Parameters as they are typed, and as they are read."""
+    return text, _parameters(context, option, text) if text else {}
 
 
 @click.group(name="mpfm_kedro")
@@ -68,7 +79,8 @@ def _run(pipeline: str | None, pipelines: list[str], **options: Any) -> Any:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean '{near[0]}'? " if near else ""
-            raise InputError(f"There is no pipeline '{name}': {hint}There are: {', '.join(sorted(known))}")
+            others = ", ".join(sorted(set(known) - {"__default__"}))
+            raise InputError(f"There is no pipeline '{name}': {hint}There are: {others}")
     if STUDY in names and not any(options[name] for name in SELECTING):
         if names != [STUDY]:
             raise InputError(f"The pipeline '{STUDY}' runs alone; it begins with the comparisons of its datasets")
@@ -85,6 +97,8 @@ def _kedro(names: list[str], **options: Any) -> Any:
 
 run = copy.copy(kedro_run)
 run.callback = _run
+run.params = [copy.copy(option) for option in run.params]
+next(option for option in run.params if option.name == "params").callback = _parameters
 cli.add_command(run)
 
 

@@ -6,6 +6,7 @@ elsewhere finds the same files.
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import sys
@@ -16,6 +17,8 @@ from typing import Any
 from kedro.config import MissingConfigException, OmegaConfigLoader
 from kedro.utils import find_kedro_project, is_kedro_project
 from omegaconf import OmegaConf
+
+from mpfm_kedro.errors import InputError
 
 AUTO, OWN = "auto", "folder"
 LAST_RUN = "last_run.json"  # in the output folder: what kedro-viz shows
@@ -29,11 +32,12 @@ def project_root() -> Path:
 
 def output_path(path: str | Path, project: Path) -> Path:
     """A folder to write to: a relative one is below the project."""
-    return project / path
+    return project / Path(path).expanduser()
 
 
 def input_path(path: str | Path, project: Path) -> Path:
     """A file or folder to read: below the project, unless it exists only below the current folder."""
+    path = Path(path).expanduser()
     inside, here = project / path, Path.cwd() / path
     return here if here.exists() and not inside.exists() else inside
 
@@ -81,10 +85,19 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._refuse_unknown_environment()
         if viewing() and (last := self.last_run()):
             given = self.runtime_params or {}
             if "dataset" not in given and self.env in (None, last["env"]):
                 self.env, self.runtime_params = last["env"], last["parameters"] | given
+
+    def _refuse_unknown_environment(self) -> None:
+        conf = Path(self.conf_source)
+        if self.env and conf.is_dir() and not (conf / self.env).is_dir():
+            known = sorted({file.parent.name for file in conf.glob("*/parameters*.yml")} - {self.base_env})
+            near = difflib.get_close_matches(self.env, known, n=1)
+            hint = f"did you mean '{near[0]}'? " if near else ""
+            raise InputError(f"There is no environment '{self.env}': {hint}There are: {', '.join(known)}")
 
     def last_run(self) -> dict[str, Any] | None:
         """Pipeline, environment and parameters of the last run with the same ``output_root``, if there was one."""

@@ -220,6 +220,12 @@ class Parameters(Group):
     compute: ComputeParameters
 
 
+def text_parameters() -> set[str]:
+    """The names of parameters outside of groups that are texts: what is typed for them is no number."""
+    texts = (str, str | None)
+    return {name for name, field in Parameters.model_fields.items() if field.annotation in texts}
+
+
 def check_parameters(values: Mapping[str, Any]) -> Parameters:
     """Validate all parameters at once; an error names each wrong one and the nearest valid name."""
     try:
@@ -241,7 +247,10 @@ def _explain(problem: Any) -> str:
         return f"Unknown parameter '{name}': {hint}"
     if problem["type"] == "missing":
         return f"Parameter '{name}' is missing from the configuration"
-    return f"Parameter '{name}' = {problem['input']!r}: {problem['msg']}"
+    if problem["type"] == "model_type":
+        first = next(_dotted_names(_group_at(location), f"{name}."))
+        return f"Parameter '{name}' = {problem['input']!r}: this is a group, set what is in it, for example {first}"
+    return f"Parameter '{name}' = {problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}"
 
 
 def _dotted_names(group: type[Group] | None = None, prefix: str = "") -> Iterator[str]:

@@ -54,8 +54,10 @@ class Progress:
 
     def _remaining(self) -> str:
         elapsed = time.monotonic() - self._start
+        if self._duration is not None and self._duration <= elapsed:
+            return "nearly done"
         if self._duration is not None:
-            seconds = max(0.0, self._duration - elapsed)
+            seconds = self._duration - elapsed
         elif self.done == self._first:
             return "remaining time unknown"
         else:

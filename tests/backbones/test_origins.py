@@ -131,6 +131,12 @@ class TestReading:
             read_tensors(tmp_path / name)
         assert "weights_only" not in raised.value.message, "torch's hint how to read it all the same"
 
+    @pytest.mark.filterwarnings("error")
+    def test_a_pickle_of_another_program_is_refused_without_a_warning(self, tmp_path: Path) -> None:
+        (tmp_path / "other.pth").write_bytes(pickle.dumps({"a": print}, protocol=4))
+        with pytest.raises(InputError, match="no file with weights, or a damaged one"):
+            read_tensors(tmp_path / "other.pth")
+
     def test_what_is_no_pickle_is_called_so(self, tmp_path: Path) -> None:
         (tmp_path / "text.pth").write_text("hello")
         with pytest.raises(InputError, match="no file with weights, or a damaged one"):

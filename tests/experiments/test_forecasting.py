@@ -51,6 +51,15 @@ def test_slowness_is_that_of_the_same_parameters_else_of_the_piece_else_of_all(t
     assert rates.slowness(piece("new")) == pytest.approx(105 / 30)
 
 
+def test_short_fits_of_other_parameters_are_no_measure(tmp_path):
+    cache = Cache(tmp_path)
+    fitted(cache, "devnet", 1, 2.0, expected=0.03, steps=20)  # a small trial: most of it is the start of a process
+    assert measured_rates(cache).slowness(piece(steps=500)) == 1
+    fitted(cache, "flos", 2, 30)
+    assert measured_rates(cache).slowness(piece(steps=500)) == 3
+    assert measured_rates(cache).slowness(piece(steps=20)) == pytest.approx(2.0 / 0.03)
+
+
 def test_only_the_newest_fits_count_and_a_damaged_file_does_not(tmp_path):
     cache = Cache(tmp_path)
     for number in range(NEWEST + 5):

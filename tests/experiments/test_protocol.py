@@ -66,7 +66,7 @@ def test_more_than_ten_known_anomalies_are_a_larger_pool():
 def test_small_pool_shrinks_to_half_with_a_warning(available, pool, caplog):
     with caplog.at_level(logging.WARNING):
         runs = make_general_runs(table({"dent": available}), [2, 1], 1)
-    assert f"shrinks to {pool}" in caplog.text
+    assert f"drawn from {pool} of them" in caplog.text
     assert set(runs["test_anomalies"].map(len)) == {available - pool}
     assert runs["known_anomalies"].map(len).max() == min(2, pool)
     assert runs["n_anomalies"].tolist() == runs["known_anomalies"].map(len).tolist()
@@ -78,13 +78,19 @@ def test_twenty_anomalies_are_enough_for_the_whole_pool(caplog):
     assert caplog.text == ""
 
 
+def test_a_number_above_half_of_the_anomalies_is_lowered_with_a_line(caplog):
+    runs = make_general_runs(table({"dent": 24}), 13, 1)
+    assert runs["n_anomalies"].tolist() == [12]
+    assert "24 anomalies: known ones are drawn from 12 of them" in caplog.text
+
+
 @pytest.mark.parametrize(("available", "known"), [(7, 3), (3, 1)])
 def test_fewer_defects_than_wanted_are_known_by_half_and_said_once(available, known, caplog):
     runs = make_general_runs(table({"dent": available}), [10, 9, 8], 2)
     assert set(runs["n_anomalies"]) == {known}
     assert set(runs["test_anomalies"].map(len)) == {available - known}
     assert caplog.messages == [
-        f"synthetic has only {available} anomalies: the pool of known ones shrinks to {known}, others are tested"
+        f"synthetic has only {available} anomalies: known ones are drawn from {known} of them, the others are tested"
     ]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageFile
+from PIL import Image, ImageCms, ImageFile
 
 from mpfm_kedro.images import loading
 from mpfm_kedro.images.decoding import FIRST_FRAME, TURNED, UPRIGHT, UnusableImageError, decode, scale
@@ -310,6 +310,13 @@ def test_first_of_several_frames_is_used(suffix, loader):
 def test_transparency_is_reported_where_it_shows(alpha, done, loader):
     Image.new("RGBA", (6, 4), (9, 9, 9, alpha)).save(loader.folder / "a.png")
     assert examine(loader, "a.png")["done"] == done
+
+
+def test_colour_profiles_are_ignored(loader):
+    pixels = np.arange(6 * 4 * 3, dtype=np.uint8).reshape(4, 6, 3)
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
+    Image.fromarray(pixels).save(loader.folder / "profile.png", icc_profile=profile)
+    np.testing.assert_array_equal(np.asarray(loader.read("profile.png")), pixels)
 
 
 def test_decoding_depends_on_its_arguments_alone(loader):

@@ -185,7 +185,7 @@ def test_one_line_where_train_and_test_share_images(caplog):
     with caplog.at_level(logging.WARNING):
         audited(samples)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "share 1 images exactly, 0 nearly" in caplog.text
+    assert "share exact copies (1), for example" in caplog.text
     assert "a = b" in caplog.text
 
 

@@ -107,3 +107,10 @@ def test_text_is_the_same_from_a_stored_table(listed, tmp_path):
     assert "nan" not in text and "- of" not in text
     table.to_csv(tmp_path / "datasets.csv", index=False)
     assert write_datasets(pd.read_csv(tmp_path / "datasets.csv", keep_default_na=False)) == text
+
+
+def test_own_images_that_are_not_here_are_said_once(tmp_path):
+    text = write_datasets(list_datasets(str(tmp_path)))
+    assert "  folder (" not in text
+    assert text.splitlines()[-1].startswith("Your own images:") and "docs/own_images.md" in text
+    assert "). Drawn when they are first used." in text

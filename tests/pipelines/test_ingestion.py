@@ -166,11 +166,12 @@ def test_unreadable_image_reaches_neither_views_nor_runs(own):
         assert all(set(ids) == train - victims for ids in runs["train_normals"])
 
 
-def test_too_many_unreadable_images_are_an_error(own):
+def test_too_many_unreadable_images_are_an_error(own, caplog):
     (own.folder / "good" / "03.png").write_bytes(b"damaged")
     with pytest.raises(InputError, match="1 of 24 images") as raised:
         ingest(own, STRICT)
-    assert "good/03.png" in str(raised.value)
+    assert "cannot be read: good/03.png (not an image that can be identified)." in str(raised.value)
+    assert caplog.text == "", "it is said once"
     assert "max_unreadable_share allows 1.0%. Remove or repair them" in str(raised.value)
     (advice,) = re.findall(r"--params=ingestion\.max_unreadable_share=(\S+)", str(raised.value))
     ingest(own, STRICT.model_copy(update={"max_unreadable_share": float(advice)}))
@@ -191,8 +192,8 @@ def test_converted_modes_are_reported(own, caplog):
     draw(own.folder / "dent" / "01.png", "L")
     with caplog.at_level(logging.WARNING):
         ingest(own, STRICT)
-    assert "2 images of pixel format RGBA are converted to RGB, for example good/01.png" in caplog.text
-    assert "1 images of pixel format 1 are converted to RGB, for example dent/00.png" in caplog.text
+    assert "2 images of pixel format RGBA (with transparency): converted to RGB, for example good/01.png" in caplog.text
+    assert "1 image of pixel format one bit: converted to RGB, for example dent/00.png" in caplog.text
     assert "pixel format L" not in caplog.text
 
 
@@ -232,7 +233,7 @@ def test_deep_images_get_one_range(highest, kind, expected, own, caplog):
         samples = ingest(own, STRICT).set_index("sample_id")
     assert samples["pixel_range"].pop("good/eight.png") == ""
     assert set(samples["pixel_range"].drop("good/eight.png", errors="ignore")) == {expected}
-    lines = [line for line in caplog.messages if "are scaled" in line]
+    lines = [line for line in caplog.messages if ": scaled" in line]
     assert len(lines) == 1 and f"by the range {expected}" in lines[0] and f"to {highest:g}" in lines[0]
     assert "converted to RGB" not in caplog.text
 
@@ -259,7 +260,7 @@ def test_what_decoding_did_is_said_once_for_all_images(own, caplog):
         ingest(own, STRICT)
     assert caplog.messages.count("3 images: transparent pixels become black, for example good/00.png") == 1
     assert sum("transparent" in line for line in caplog.messages) == 1
-    assert "1 images: only the first of several frames is used, for example dent/pages.tif" in caplog.messages
+    assert "1 image: only the first of several frames is used, for example dent/pages.tif" in caplog.messages
 
 
 def checked(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:

@@ -20,7 +20,8 @@ from mpfm_kedro.experiments.columns import TRAINED, UNTRAINED
 from mpfm_kedro.experiments.intervals import gain_of_known_anomalies
 from mpfm_kedro.experiments.measures import measure_trials, summarise_setting
 from mpfm_kedro.reports import figures
-from mpfm_kedro.reports.setting import conclusions, write_report, write_summary
+from mpfm_kedro.reports.mistakes import show_mistakes
+from mpfm_kedro.reports.setting import conclusions, few_tested, write_report, write_summary
 
 METHODS = [TRAINED, UNTRAINED]
 PARTS = ["score_g", "score_a", "score_r", "score_n"]
@@ -173,6 +174,7 @@ def test_summary_text_has_every_number():
         (-6.0, 3, "What MPFM learned from the 10 known anomalies costs 0."),
         (0.0, 3, "What MPFM learned from the 10 known anomalies adds nothing measurable here ("),
         (6.0, 1, "one seed cannot tell"),
+        (0.0, 2, "two seeds cannot tell"),
     ],
 )
 def test_summary_says_what_known_anomalies_add(gain, n_seeds, sentence):
@@ -284,3 +286,43 @@ def test_report_of_repeats_that_leave_no_auc():
     assert page.count["table"] == 3
     assert page.text.count("undefined") == 4
     assert "without them (3.5 per run on average)" in page.text
+
+
+def test_the_model_without_known_anomalies_has_m_0_and_one_row():
+    _, metrics = results([""], (10, 1))
+    metrics.loc[metrics["method"] == UNTRAINED, ["auc", "ap"]] = 0.75
+    rows = [line for line in write_summary(summarise_setting(metrics)).splitlines() if UNTRAINED in line]
+    assert len(rows) == 1 and rows[0].split()[-8:] == ["0", "0.750", "±", "0.000", "0.750", "±", "0.000", "2"]
+
+
+def test_one_seed_has_no_spread():
+    _, metrics = results([""])
+    text = write_summary(summarise_setting(metrics[metrics["seed"] == 0]))
+    assert "± 0.000" not in text
+
+
+def test_an_undefined_operating_point_is_shown_as_such():
+    point = {"run": "a", "known_class": "", "n_anomalies": 10, "promised": 0.1, "false_alarms": 0.0}
+    points = pd.DataFrame([point | {"precision": np.nan, "recall": 0.0}])
+    mistake = {"run": "a", "known_class": "", "n_anomalies": 10, "kind": "false alarm", "defect_class": ""}
+    mistake |= {"sample": "good/a.png", "score": 1.0, "decision": "good", "image": b"", "link": "a.png"}
+    page = "".join(show_mistakes(pd.DataFrame([mistake]), points))
+    assert "undefined" in page and "normals with the highest scores" in page
+
+
+def test_the_known_class_is_shown_and_explained_where_there_is_one():
+    for classes, there in ((["dent", "hole"], True), ([""], False)):
+        scores, metrics = results(classes)
+        page = Page(write_report(summarise_setting(metrics), metrics, scores, history(0)))
+        assert ("known class" in page.terms) == there
+        assert ("known class" in write_summary(summarise_setting(metrics))) == there
+
+
+@pytest.mark.parametrize(("normals", "anomalies", "half"), [(5, 5, "0.21"), (10, 10, "0.15"), (100, 10, "0.13")])
+def test_an_auc_of_few_images_is_said_to_be_uncertain(normals, anomalies, half):
+    _, metrics = results([""])
+    tested = metrics.assign(n_test_normals=normals, n_test_anomalies=anomalies)
+    text = write_summary(summarise_setting(metrics), None, None, tested)
+    assert f"Only {normals} normal and {anomalies} anomalous images are tested" in text and f"± {half}, what" in text
+    for enough in ((25, 25), (40, 0)):  # with none, AUC is undefined
+        assert few_tested(tested.assign(n_test_normals=enough[0], n_test_anomalies=enough[1])) == []

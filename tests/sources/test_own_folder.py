@@ -174,7 +174,15 @@ def test_link_to_itself_and_broken_link_are_reported(build, caplog):
     (folder / "good" / "self.png").symlink_to("self.png")
     (folder / "good" / "gone.png").symlink_to("nowhere.png")
     assert SOURCE.list_samples(folder).equals(before)
-    assert f"2 files in {folder / 'good'} are no images that are read" in caplog.text
+    assert f"not read in {folder / 'good'}: 2 files (broken links)" in caplog.text
+
+
+def test_files_that_are_not_read_are_named_by_their_kinds(build, caplog):
+    folder = build("folder")
+    for name in ("a.heic", "b.JP2", "c.jp2", "notes"):
+        (folder / "good" / name).write_text("")
+    SOURCE.list_samples(folder)
+    assert f"not read in {folder / 'good'}: 4 files (.heic, .jp2, notes), e.g. {folder / 'good/a.heic'}" in caplog.text
 
 
 def test_linked_images_and_folders_are_used(build, draw, tmp_path):
@@ -198,13 +206,26 @@ def test_name_that_is_not_utf8_is_refused_by_name(build, draw, parent):
 
 
 def test_missing_data_root_is_named_as_it_was_typed(tmp_path):
-    with pytest.raises(InputError, match=re.escape(f"{tmp_path / 'nowhere'} is missing")):
+    with pytest.raises(InputError, match=re.escape(f"data_root {tmp_path / 'nowhere'} does not exist")):
         SOURCE.locate(tmp_path / "nowhere")
+    (tmp_path / "parts.zip").write_text("")
+    with pytest.raises(InputError, match=re.escape(f"data_root {tmp_path / 'parts.zip'} is no folder")):
+        SOURCE.locate(tmp_path / "parts.zip")
 
 
 def test_data_root_without_the_layout_is_named_with_what_it_holds(tmp_path, draw):
     draw(tmp_path / "bolts" / "OK" / "a.png")
     (tmp_path / "screws").mkdir()
-    with pytest.raises(InputError, match=r"neither good/ nor train/good, but bolts, screws; expected is") as raised:
+    with pytest.raises(InputError, match=r"neither good/ nor train/good. It holds the folders bolts, screws") as raised:
         SOURCE.locate(tmp_path)
     assert f"data_root {tmp_path} " in str(raised.value)
+    with pytest.raises(InputError, match=r"It holds 1 images and no folder\. Call the folder of good images good"):
+        SOURCE.locate(tmp_path / "bolts" / "OK")
+
+
+@pytest.mark.parametrize("typed", ["", "images/good"])
+def test_data_root_a_step_too_high_or_too_low_is_corrected(tmp_path, draw, typed):
+    draw(tmp_path / "images" / "good" / "a.png")
+    meant = tmp_path / "images"
+    with pytest.raises(InputError, match=re.escape(f"{meant} has: is data_root={meant} meant?")):
+        SOURCE.locate(tmp_path / typed)

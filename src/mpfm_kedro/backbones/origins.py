@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import urllib.request
+import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -112,7 +113,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # torch's words on pickles that it refuses right after
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch answers a damaged file with exceptions of a dozen types
         raise InputError(f"Cannot read weights from {path}: {_reason(error)}") from error
     return _state_dict(loaded, str(path))

@@ -52,10 +52,11 @@ def make_general_runs(
     for category, part in _readable(samples).groupby("category"):
         anomalies, name = _ids(part, "anomaly"), str(category) or str(part["dataset"].iloc[0])
         pools: dict[int, int] = {}  # by M; a pool that shrinks can make two of them one
-        for wanted in _as_list(n_anomalies):
+        numbers = _as_list(n_anomalies)
+        for wanted in numbers:
             pool = _pool_size(len(anomalies), wanted, name)
             pools.setdefault(min(wanted, pool), pool)
-        _report_few(len(anomalies), max(pools.values()), name)
+        _report_few(len(anomalies), max(numbers), max(pools.values()), name)
         for known, pool in pools.items():
             for seed in range(first_seed, first_seed + n_seeds):
                 shuffled = np.random.default_rng(seed).permutation(anomalies)
@@ -246,15 +247,14 @@ def _pool_size(available: int, wanted: int, name: str) -> int:
     return pool if available >= 2 * pool else available // 2
 
 
-def _report_few(available: int, pool: int, name: str) -> None:
+def _report_few(available: int, wanted: int, pool: int, name: str) -> None:
     if not available:
         logger.warning("%s has no anomalies: MPFM learns from normals alone, and AUC and AP are undefined", name)
     elif not pool:
         logger.warning("%s has one anomaly, which is tested: MPFM learns from normals alone", name)
-    elif available < 2 * max(POOL, pool):
-        logger.warning(
-            "%s has only %d anomalies: the pool of known ones shrinks to %d, others are tested", name, available, pool
-        )
+    elif available < 2 * max(POOL, wanted):
+        message = "%s has only %d anomalies: known ones are drawn from %d of them, the others are tested"
+        logger.warning(message, name, available, pool)
 
 
 def _known_numbers(n_anomalies: Any, available: int, name: str) -> list[int]:

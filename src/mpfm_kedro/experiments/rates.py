@@ -21,6 +21,7 @@ from mpfm_kedro.experiments.expected import EXPECTED
 
 NEWEST = 12  # files of each kind that are looked at: older ones may be of another machine
 NOT_FITTED = {"scores", "pixels", "checkpoint"}
+LONG_ENOUGH = 1.0  # expected seconds: shorter fits, as those of --env=test, tell how long a start takes
 UNMEASURED_BYTES = 4_000_000  # of a piece, as most have on ELPV
 UNMEASURED_SCORING = 0.01  # seconds per sample
 
@@ -52,7 +53,8 @@ class Rates:
         own = self.fitted.get(piece.name, [])
         same = [one for one in own if one.parameters == piece.parameters]
         everything = [one for several in self.fitted.values() for one in several]
-        return _ratio(same) or _ratio(own) or _ratio(everything) or 1.0
+        long = [[one for one in fits if one.expected >= LONG_ENOUGH] for fits in (own, everything)]
+        return next((ratio for fits in (same, *long) if (ratio := _ratio(fits))), 1.0)
 
     def size(self, piece: Piece) -> float:
         """Bytes of the file of a piece."""

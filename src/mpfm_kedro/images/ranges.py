@@ -47,12 +47,14 @@ def fitting_range(lowest: float, highest: float, kind: str) -> str:
 
 
 def check_range(pixel_range: str, lowest: float, highest: float) -> None:
-    """Raise where values lie outside of the range, or reach so little of it that all images would be nearly black."""
+    """Raise where values lie outside of the range, or use so little of it that all images would be of one grey."""
     low, high = parse_range(pixel_range)
     if not _covers(low, high, lowest, highest, OVERSHOOT):
         raise InputError(f"Values outside of the range {pixel_range}, {_ask(lowest, highest)}")
     if highest - low < LEAST_SHARE * (high - low):
         raise InputError(f"Images would be nearly black in the range {pixel_range}, {_ask(lowest, highest)}")
+    if highest - lowest < LEAST_SHARE * (high - low):
+        raise InputError(f"Images would be nearly of one grey in the range {pixel_range}, {_ask(lowest, highest)}")
 
 
 def _covers(low: float, high: float, lowest: float, highest: float, slack: float) -> bool:
@@ -62,4 +64,4 @@ def _covers(low: float, high: float, lowest: float, highest: float, slack: float
 
 def _ask(lowest: float, highest: float) -> str:
     found = f"values from {lowest:g} to {highest:g} were found"
-    return f"{found}: set ingestion.pixel_range to the values of black and white, such as 0..4095"
+    return f"{found}: set ingestion.pixel_range to the values of black and white, such as 0..4095 of a 12-bit camera"

@@ -44,14 +44,14 @@ class Panel(NamedTuple):
 
 
 def roc_panels(scores: pd.DataFrame, run_metrics: pd.DataFrame) -> list[Panel]:
-    """ROC curves, one panel per cell: the mean over seeds of each method, and their range as a band."""
+    """ROC curves, one panel per cell with tested anomalies: mean over seeds of each method, their range as a band."""
     by_trial = dict(tuple(scores.groupby(["run", "method"])))
 
     def panel(cell: tuple, part: pd.DataFrame) -> Panel:
         def draw(axis: Axes) -> None:
             axis.plot([0, 1], [0, 1], color="0.8", lw=0.8)
             for method, (colour, line) in METHODS.items():
-                own = part[(part["method"] == method) & part["auc"].notna()]
+                own = part[part["method"] == method]
                 if len(own):
                     rates = np.stack([_true_positives(by_trial[run, method]) for run in own["run"]])
                     axis.fill_between(FALSE_POSITIVES, rates.min(0), rates.max(0), color=colour, alpha=0.2, lw=0)
@@ -62,7 +62,7 @@ def roc_panels(scores: pd.DataFrame, run_metrics: pd.DataFrame) -> list[Panel]:
 
         return Panel(_name(cell), draw)
 
-    cells = run_metrics.groupby(["category", "known_class", "n_anomalies"], sort=False)
+    cells = run_metrics[run_metrics["auc"].notna()].groupby(["category", "known_class", "n_anomalies"], sort=False)
     return [panel(cell, part) for cell, part in cells]
 
 
@@ -94,7 +94,8 @@ def score_panels(scores: pd.DataFrame) -> list[Panel]:
 
         return Panel(column, draw)
 
-    return [panel(column) for column in ["score", *PART_COLUMNS]]
+    used = [column for column in PART_COLUMNS if own[column].nunique() > 1]  # without known anomalies two are not
+    return [panel(column) for column in ["score", *used]]
 
 
 def within_fences(values: pd.Series, normal: pd.Series) -> pd.Series:
@@ -148,7 +149,7 @@ def sampled_panels(sampled_features: pd.DataFrame) -> list[Panel]:
 
 def draw_roc_curves(scores: pd.DataFrame, run_metrics: pd.DataFrame) -> Figure:
     """The ROC curves of all cells."""
-    return _side_by_side(roc_panels(scores, run_metrics))
+    return _side_by_side(roc_panels(scores, run_metrics), "no anomaly was tested")
 
 
 def draw_score_histograms(scores: pd.DataFrame) -> Figure:
@@ -186,7 +187,8 @@ def grid(n: int, height: float = 3, sharey: bool = False) -> tuple[Figure, list]
     """A figure with ``n`` panels, at most four in a row."""
     columns = min(n, 4)
     rows = -(-n // columns)
-    figure = Figure(figsize=(3.2 * columns, height * rows), layout="constrained")
+    width = 3.2 if columns > 1 else 4.8  # room for the legend
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharey=sharey).ravel()
     for axis in axes[n:]:
         axis.set_visible(False)

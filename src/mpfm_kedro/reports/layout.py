@@ -107,9 +107,11 @@ def rows_by_method(
 
 
 def plus_minus(record: dict[Any, Any], name: str) -> str:
-    """Mean ± standard deviation; empty where it is missing or undefined."""
+    """Mean ± standard deviation, the latter of several seeds alone; empty where it is missing or undefined."""
     mean = record.get(f"{name}_mean", np.nan)
-    return "" if np.isnan(mean) else f"{mean:.3f} ± {record[f'{name}_std']:.3f}"
+    if np.isnan(mean):
+        return ""
+    return f"{mean:.3f}" if record.get("n_seeds") == 1 else f"{mean:.3f} ± {record[f'{name}_std']:.3f}"
 
 
 def with_interval(record: dict[Any, Any]) -> str:

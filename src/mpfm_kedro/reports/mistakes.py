@@ -11,17 +11,20 @@ import pandas as pd
 from mpfm_kedro.reports.markup import data_table, paragraphs
 
 EXPLAINED = (
-    "Of the first seed: the anomalies of each class with the lowest scores, and the normal images with the highest. "
-    "Colours show where a score comes from, on a scale that unseen normals set. The decision is that of a threshold "
-    "for the false-alarm rate of inspection.false_alarm_rate. A name opens the file, as long as images and results "
-    "stay where they are."
+    "Of the first seed: the anomalies of each class that are easiest to miss, and the normal images that are nearest "
+    "to a false alarm. Colours show where a score comes from, on a scale that unseen normals set. Below each image is "
+    "what the threshold decides. A name opens the file, as long as images and results stay where they are."
 )
 POINTS = (
-    "What that threshold does on the test images of the first seed. promised: the share of normals that are called "
+    "An image whose score is above a threshold is called defective. The threshold is set for the false-alarm rate of "
+    "inspection.false_alarm_rate, or the lowest that so few normals can promise. What it does on the test images of "
+    "the first seed: promised: the share of normals that are called "
     "defective at most, with the confidence of inspection.confidence, by the unseen normals of training. false alarms: "
     "the share that was found. precision: the share of anomalies among what is called defective. recall: the share of "
     "anomalies that are called defective."
 )
+
+HEADINGS = {"missed": "anomalies{} with the lowest scores", "false alarm": "normals with the highest scores"}
 
 
 def show_mistakes(mistakes: pd.DataFrame, operating_points: pd.DataFrame) -> list[str]:
@@ -34,9 +37,9 @@ def show_mistakes(mistakes: pd.DataFrame, operating_points: pd.DataFrame) -> lis
     for (known, number), own in mistakes.groupby(["known_class", "n_anomalies"], sort=False):
         title = f"known class {known}, M = {number}" if known else f"M = {number}"
         for (kind, defect), part in own.groupby(["kind", "defect_class"], sort=False):
-            of = f" of class {defect}" if defect else ""
+            heading = HEADINGS[str(kind)].format(f" of class {defect}" if defect else "")
             shown = "".join(_figure(row) for row in part.to_dict("records"))
-            parts.append(f"<h3>{html.escape(f'{title}: {kind}{of}')}</h3><div class='thumbnails'>{shown}</div>")
+            parts.append(f"<h3>{html.escape(f'{title}: {heading}')}</h3><div class='thumbnails'>{shown}</div>")
     return parts
 
 

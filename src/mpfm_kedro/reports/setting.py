@@ -14,6 +14,10 @@ from mpfm_kedro.reports.markup import data_table, folded, gallery, glossary, pag
 from mpfm_kedro.reports.mistakes import show_mistakes
 
 AUC = "Of a random anomaly and a random normal image, how often the anomaly scores higher: 1 is perfect, 0.5 is chance."
+UNDEFINED = (
+    "No anomaly was tested, so there is nothing to measure: AUC and AP are undefined. What is shown is how the model "
+    "scores normal images that it has not learned from."
+)
 TERMS = {
     "AUC": AUC,
     "AP": "Average precision: the share of true anomalies among the images with the highest scores, averaged over all "
@@ -40,14 +44,20 @@ LOSS = "The loss while learning from the known anomalies, mean and range over ru
 USAGE = "Of the trained flow: how many of its prototypes are in use, and how evenly."
 SAMPLED = "Features of real normals of the first run, and what its model takes for normal: the clouds should overlap."
 
+FEW = 25  # tested images of a kind, below which the uncertainty of an AUC is said
+
 PIXEL_TITLES = {"pixel AUC": "pixel_auroc", "AUPRO": "aupro", "pixel F1": "pixel_f1"}
 
 
 def write_summary(
-    summary: pd.DataFrame, without_repeats: pd.DataFrame | None = None, differences: pd.DataFrame | None = None
+    summary: pd.DataFrame,
+    without_repeats: pd.DataFrame | None = None,
+    differences: pd.DataFrame | None = None,
+    run_metrics: pd.DataFrame | None = None,
 ) -> str:
     """The summary as a text table and how to read it; where test images repeat others, also the one without them."""
-    parts = [_shown(summary).to_string(index=False), COVERS, f"AUC: {AUC}", *conclusions(differences, summary)]
+    parts = [_shown(summary).to_string(index=False), COVERS, f"AUC: {AUC}"]
+    parts += [*conclusions(differences, summary), *few_tested(run_metrics)]
     if without_repeats is not None and len(without_repeats):
         parts += [_excluded(without_repeats), _shown(without_repeats).to_string(index=False)]
     return "\n".join(parts)
@@ -66,10 +76,12 @@ def write_report(
 ) -> str:
     """One self-contained HTML page: numbers, mistakes as images, figures."""
     one = ["dataset"] if summary["category"].nunique() == 1 else []  # the title has it
-    table = data_table(_shown(summary).drop(columns=one))
-    parts = [*paragraphs(conclusions(differences, summary)), table, glossary(TERMS)]
+    table = _shown(summary).drop(columns=one)
+    terms = {term: words for term, words in TERMS.items() if term in {*table, *table["method"]}}
+    sentences = [*conclusions(differences, summary), *few_tested(run_metrics)]
+    parts = [*paragraphs(sentences), data_table(table), glossary(terms)]
     if without_repeats is not None and len(without_repeats):
-        parts += [*paragraphs([_excluded(without_repeats)]), data_table(_shown(without_repeats))]
+        parts += [*paragraphs([_excluded(without_repeats)]), data_table(_shown(without_repeats).drop(columns=one))]
     if mistakes is not None and operating_points is not None and len(mistakes):
         parts += show_mistakes(mistakes, operating_points)
     parts += [
@@ -87,14 +99,36 @@ def write_report(
 
 
 def conclusions(differences: pd.DataFrame | None, summary: pd.DataFrame) -> list[str]:
-    """One sentence for each M: what the known anomalies add to MPFM without any, over all categories and classes."""
+    """One sentence for each M: what the known anomalies add to MPFM without any, over all categories and classes.
+
+    Where no anomaly was tested, one that says so.
+    """
     if differences is None or differences.empty:
-        return []
+        return [UNDEFINED] if with_numbers(summary)["auc_mean"].isna().all() else []
     own = differences[differences["method"] == TRAINED]
     for column in ("category", "known_class"):
         means = own[own[column] == "mean"]
         own = means if len(means) else own
     return [_conclusion(row, int(summary["n_seeds"].min())) for row in own.to_dict("records")]
+
+
+def few_tested(run_metrics: pd.DataFrame | None) -> list[str]:
+    """A sentence on how uncertain an AUC is where few images are tested (Hanley and McNeil, 1982)."""
+    if run_metrics is None or not {"n_test_normals", "n_test_anomalies"} <= set(run_metrics):
+        return []
+    pairs = zip(run_metrics["n_test_normals"], run_metrics["n_test_anomalies"], strict=True)
+    normals, anomalies = min(pairs, key=min)
+    if not 0 < min(normals, anomalies) < FEW:
+        return []
+    auc = 0.9
+    two_anomalies = auc / (2 - auc)  # how often both score higher than one normal
+    two_normals = 2 * auc**2 / (1 + auc)  # how often both score lower than one anomaly
+    variance = auc * (1 - auc) + (anomalies - 1) * (two_anomalies - auc**2) + (normals - 1) * (two_normals - auc**2)
+    half = 1.96 * (variance / (normals * anomalies)) ** 0.5
+    return [
+        f"Only {normals} normal and {anomalies} anomalous images are tested: with so few, an AUC of {auc:.2f} is "
+        f"uncertain by ± {half:.2f}, whatever the spread over seeds."
+    ]
 
 
 def _conclusion(row: dict[Any, Any], n_seeds: int) -> str:
@@ -107,8 +141,9 @@ def _conclusion(row: dict[Any, Any], n_seeds: int) -> str:
         "worse": f"costs {change[1:]} AUC",
     }.get(row["verdict"], f"adds nothing measurable here ({change} AUC)")
     sentence = f"What MPFM learned from {known}{where} {verdict}, compared with '{UNTRAINED}'"
-    if n_seeds < 2:
-        return f"MPFM has {change} AUC compared with '{UNTRAINED}'; one seed cannot tell whether that is chance."
+    if n_seeds < 2 or (n_seeds < 3 and row["verdict"] not in ("better", "worse")):
+        seeds = "one seed" if n_seeds < 2 else "two seeds"
+        return f"MPFM has {change} AUC compared with '{UNTRAINED}'; {seeds} cannot tell whether that is chance."
     return f"{sentence}; 95 % interval {low} to {high}."
 
 
@@ -122,18 +157,19 @@ def _shown(summary: pd.DataFrame) -> pd.DataFrame:
     """The columns that are shown, measures as mean ± standard deviation; of pixels where there are masks."""
     records = with_numbers(summary).to_dict("records")
     pixels = {title: name for title, name in PIXEL_TITLES.items() if f"{name}_mean" in summary}
-    return pd.DataFrame(
+    table = pd.DataFrame(
         {
             "dataset": summary["dataset"] + summary["category"].map(lambda name: f" {name}" if name else ""),
             "method": summary["method"],
-            "known class": summary["known_class"].replace("", "(any)"),
-            "M": summary["n_anomalies"],
+            "known class": summary["known_class"],
+            "M": summary["n_anomalies"].mask(summary["method"] == UNTRAINED, 0),
             "AUC": [plus_minus(record, "auc") or "undefined" for record in records],
             "AP": [plus_minus(record, "ap") or "undefined" for record in records],
             **{title: [plus_minus(record, name) for record in records] for title, name in pixels.items()},
             "seeds": summary["n_seeds"],
         }
-    )
+    ).drop_duplicates()  # without a known anomaly, all M are one
+    return table if (table["known class"] != "").any() else table.drop(columns="known class")
 
 
 def _excluded(without_repeats: pd.DataFrame) -> str:

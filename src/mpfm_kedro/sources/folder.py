@@ -40,12 +40,27 @@ OBTAIN = f"your own images, as {LAYOUTS}"
 
 def locate(root: Path) -> Path:
     """The data root itself if it has images of the layout, else ``folder`` in it."""
-    if (root / "good").is_dir() or (root / "train" / "good").is_dir():
+    if _has_layout(root):
         return root
-    if (root / "folder").is_dir() or not root.is_dir():
-        return find_folder(root / "folder" if root.is_dir() else root, TITLE, ["good", "train"], OBTAIN)
-    there = ", ".join(path.name for path in subfolders(root)) or "no folder"
-    raise InputError(f"{TITLE}: data_root {root} has neither good/ nor train/good, but {there}; expected is {LAYOUTS}")
+    if not root.is_dir():
+        problem = "is no folder" if root.exists() else "does not exist"
+        raise InputError(f"{TITLE}: data_root {root} {problem}; expected is {LAYOUTS}")
+    if (root / "folder").is_dir():
+        return find_folder(root / "folder", TITLE, ["good", "train"], OBTAIN)
+    raise InputError(f"{TITLE}: data_root {root} has neither good/ nor train/good. {_advice(root)}")
+
+
+def _has_layout(folder: Path) -> bool:
+    return (folder / "good").is_dir() or (folder / "train" / "good").is_dir()
+
+
+def _advice(root: Path) -> str:
+    """What to do about a folder without the layout: name the one that was meant, or arrange the images."""
+    if meant := next((folder for folder in [root.parent, *subfolders(root)] if _has_layout(folder)), None):
+        return f"{meant} has: is data_root={meant} meant?"
+    folders = ", ".join(path.name for path in subfolders(root))
+    holds = f"the folders {folders}" if folders else f"{len(image_files(root))} images and no folder"
+    return f"It holds {holds}. Call the folder of good images good; expected is {LAYOUTS}"
 
 
 def own_name(root: Path) -> str:

@@ -82,8 +82,15 @@ def nested_images(folder: Path, title: str, above: Collection[Path] = ()) -> lis
     others: list[Path] = []
     _walk(folder, title, above, found, others)
     if others:
-        logger.warning("%s: %d files in %s are no images that are read, e.g. %s", title, len(others), folder, others[0])
+        kinds = ", ".join(sorted({_kind(file) for file in others}))
+        logger.warning("%s: not read in %s: %d files (%s), e.g. %s", title, folder, len(others), kinds, min(others))
     return sorted(found)
+
+
+def _kind(file: Path) -> str:
+    """Why a file is not read: its suffix or name, or that it leads nowhere."""
+    suffix = file.suffix.lower()
+    return "broken links" if suffix in IMAGE_SUFFIXES else suffix or file.name
 
 
 def _walk(folder: Path, title: str, above: Collection[Path], found: list[Path], others: list[Path]) -> None:

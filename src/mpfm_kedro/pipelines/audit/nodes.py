@@ -139,12 +139,11 @@ def _log_leaks(repeated: pd.DataFrame, groups: pd.DataFrame) -> None:
     exact, near = (_shared(repeated[repeated["kind"] == kind]) for kind in ("exact", "near"))
     items = _shared(groups)
     if exact or near or items:
+        counts = {"exact copies": exact, "near copies": near, "parts of one item": items}
         logger.warning(
-            "Train and test share %d images exactly, %d nearly, and pieces of %d items, for example %s: results on "
-            "them are optimistic; see ingestion.drop_duplicates and ingestion.group_split",
-            len(exact),
-            len(near),
-            len(items),
+            "Train and test share %s, for example %s: results on them are optimistic; see ingestion.drop_duplicates "
+            "and ingestion.group_split",
+            ", ".join(f"{name} ({len(found)})" for name, found in counts.items() if found),
             (exact + near + items)[0],
         )
     for name, part in repeated[repeated["kind"] == "exact"].groupby("set", sort=False):

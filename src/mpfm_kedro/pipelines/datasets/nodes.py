@@ -34,7 +34,7 @@ def describe(source: Source, root: Path) -> dict[str, Any]:
     row |= {"licence": source.licence, "obtain": source.obtain}
     row |= expected_numbers(list((source.counts or {}).values()))
     if source is synthetic.SOURCE and not folder.is_dir():  # to locate them would draw them
-        return row | {"status": "missing", "problem": "drawn when they are first used"}
+        return row | {"status": "missing", "problem": "Drawn when they are first used."}
     try:
         folder = source.locate(root)
         return row | {"folder": str(folder)} | compare(source, source.list_samples(folder))
@@ -78,7 +78,7 @@ HEADINGS = {
 }
 OWN = (
     "Your own images: kedro run --pipelines=general_setting --params=dataset=folder,data_root=<folder>, where <folder> "
-    "holds good/ and one folder for each kind of defect (docs/datasets.md)."
+    "holds good/ and one folder for each kind of defect (docs/own_images.md)."
 )
 
 
@@ -87,6 +87,8 @@ def write_datasets(datasets: pd.DataFrame) -> str:
     parts = []
     for status, heading in HEADINGS.items():
         own = datasets[datasets["status"] == status]
+        if status == "missing":  # the last sentence is on own images
+            own = own[own["dataset"] != "folder"]
         if len(own):
             parts += [heading, *(f"  {_sentence(row)}" for row in own.to_dict("records")), ""]
     return "\n".join([*parts, OWN])
@@ -99,7 +101,7 @@ def _sentence(row: dict[Any, Any]) -> str:
         about = ", ".join(filter(None, [counts, f"licence: {row['licence']}"]))
         return f"{row['dataset']} ({about}). {row['problem']}"
     about = ", ".join(filter(None, [row["title"], _counts(row, "normals", "anomalies")]))
-    problem = f" {row['problem']}." if row["problem"] else ""
+    problem = f" {row['problem'][:1].upper()}{row['problem'][1:]}." if row["problem"] else ""
     return f"{row['dataset']}: {about}, in {row['folder']}.{problem} From {row['obtain']}; licence: {row['licence']}."
 
 

@@ -21,6 +21,7 @@ from mpfm_kedro.sources.source import compare_counts
 
 logger = logging.getLogger(__name__)
 PLAIN_FORMATS = {"L", "RGB"}
+PIXEL_FORMATS = {"1": "one bit", "P": "P (palette)", "RGBA": "RGBA (with transparency)"}
 OWN = "folder"
 TEST_SHARE = 0.25
 MIN_TRAIN_NORMALS = 4
@@ -77,17 +78,21 @@ def check_images(listed: pd.DataFrame, images: ImageLoader, parameters: Ingestio
     checks = images.examine_all(listed["path"].tolist(), os.cpu_count() or 1, listed["crop"].tolist())
     samples = pd.concat([listed.reset_index(drop=True), checks.reset_index(drop=True)], axis=1)
     bad = samples[samples["problem"] != ""]
-    for path, problem in zip(bad["path"], bad["problem"], strict=True):
-        logger.warning("Unreadable image excluded: %s (%s)", images.folder / path, problem)
+    problems = [
+        f"{path} ({problem.removeprefix('UnusableImageError: ')})"
+        for path, problem in zip(bad["path"], bad["problem"], strict=True)
+    ]
     if len(bad) == len(samples):
-        raise InputError(f"There is no readable image in {images.folder}")
+        raise InputError(f"There is no readable image in {images.folder}, for example {problems[0]}")
     if len(bad) > parameters.max_unreadable_share * len(samples):
+        share = math.ceil(100 * len(bad) / len(samples)) / 100
         raise InputError(
-            f"{len(bad)} of {len(samples)} images in {images.folder} cannot be read, for example "
-            f"{bad['path'].iloc[0]} ({bad['problem'].iloc[0]}); ingestion.max_unreadable_share allows "
-            f"{parameters.max_unreadable_share:.1%}. Remove or repair them, or continue without them: "
-            f"--params=ingestion.max_unreadable_share={math.ceil(100 * len(bad) / len(samples)) / 100:g}"
+            f"{len(bad)} of {len(samples)} images in {images.folder} cannot be read: {_listed(problems)}. "
+            f"ingestion.max_unreadable_share allows {parameters.max_unreadable_share:.1%}. Remove or repair them, or "
+            f"continue without them: --params=ingestion.max_unreadable_share={share:g}"
         )
+    for problem in problems:
+        logger.warning("Unreadable image excluded: %s/%s", images.folder, problem)
     usable = samples[samples["problem"] == ""]
     pixel_range = find_range(usable, parameters.pixel_range)
     _report_decoding(usable, pixel_range)
@@ -98,15 +103,19 @@ def _report_decoding(samples: pd.DataFrame, pixel_range: str) -> None:
     """One line for each thing that was done to some images and that their owner may not expect."""
     deep = samples["deep"] != ""
     for pixel_format, part in samples[deep].groupby("pixel_format"):
-        message = "%d images of %s with values from %g to %g are scaled by the range %s (ingestion.pixel_range)"
-        logger.info(message, len(part), pixel_format, part["lowest"].min(), part["highest"].max(), pixel_range)
+        message = "%s of %s with values from %g to %g: scaled by the range %s (ingestion.pixel_range)"
+        logger.info(message, _images(part), pixel_format, part["lowest"].min(), part["highest"].max(), pixel_range)
     converted = samples[~deep & ~samples["pixel_format"].isin(PLAIN_FORMATS)]
     for pixel_format, part in converted.groupby("pixel_format"):
-        message = "%d images of pixel format %s are converted to RGB, for example %s"
-        logger.warning(message, len(part), pixel_format, part["path"].iloc[0])
+        message = "%s of pixel format %s: converted to RGB, for example %s"
+        logger.warning(message, _images(part), PIXEL_FORMATS.get(str(pixel_format), pixel_format), part["path"].iloc[0])
     done = samples.assign(done=samples["done"].str.split("|")).explode("done")
     for what, part in done[done["done"] != ""].groupby("done"):
-        logger.warning("%d images: %s, for example %s", len(part), what, part["path"].iloc[0])
+        logger.warning("%s: %s, for example %s", _images(part), what, part["path"].iloc[0])
+
+
+def _images(samples: pd.DataFrame) -> str:
+    return "1 image" if len(samples) == 1 else f"{len(samples)} images"
 
 
 def split_normals(checked: pd.DataFrame, group_split: bool = False) -> pd.DataFrame:
@@ -176,13 +185,13 @@ def drop_repeats(divided: pd.DataFrame, drop_duplicates: bool) -> pd.DataFrame:
     samples.loc[repeats.index, "problem"] = DROPPED + "repeats " + first[repeats.index]
     samples.loc[usable.index[of_both_labels], "problem"] = DROPPED + "normal and anomalous at once"
     if len(repeats):
-        logger.warning("Repeated images dropped: %d of %d: %s", len(repeats), len(usable), _names(repeats))
+        names = _listed(repeats["sample_id"].tolist())
+        logger.warning("Repeated images dropped: %d of %d: %s", len(repeats), len(usable), names)
     _refuse_too_few(samples)
     return samples
 
 
-def _names(samples: pd.DataFrame) -> str:
-    names = samples["sample_id"].tolist()
+def _listed(names: list[str]) -> str:
     more = f" and {len(names) - NAMES_IN_A_LINE} more" if len(names) > NAMES_IN_A_LINE else ""
     return ", ".join(names[:NAMES_IN_A_LINE]) + more
 

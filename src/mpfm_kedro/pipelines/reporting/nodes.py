@@ -10,7 +10,7 @@ import pandas as pd
 
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.experiments.cache import ArtefactFile
-from mpfm_kedro.experiments.columns import TRAINED
+from mpfm_kedro.experiments.columns import ours
 from mpfm_kedro.experiments.trials import pieces_of, read_trials
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.parallel import torch_device
@@ -38,12 +38,14 @@ def show_mistakes(
     """
     from mpfm_kedro.inspection.mistakes import COLUMNS, POINTS, find_mistakes  # with torch, which is slow to import
 
-    ours = trials[trials["method"] == TRAINED]
-    first = ours.drop_duplicates(["category", "known_class", "n_anomalies"]).head(MOST_CELLS)
+    method = ours(trials["method"])
+    first = (
+        trials[trials["method"] == method].drop_duplicates(["category", "known_class", "n_anomalies"]).head(MOST_CELLS)
+    )
     tables, points = [pd.DataFrame(columns=COLUMNS)], []
     for trial in read_trials(first, runs):
         pieces = {name: file.load() for name, file in pieces_of(trial, initial_models | models).items()}
-        own = scores[(scores["run"] == trial.run["run"]) & (scores["method"] == TRAINED)]
+        own = scores[(scores["run"] == trial.run["run"]) & (scores["method"] == method)]
         rate, confidence = inspection.false_alarm_rate, inspection.confidence
         table, point = find_mistakes(
             trial.run, pieces, own, features, samples, images.read, rate, confidence, torch_device(device)

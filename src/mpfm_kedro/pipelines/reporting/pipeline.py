@@ -35,7 +35,7 @@ def create_pipeline(nodes: list[Node] | None = None, **_: object) -> Pipeline:
             ),
             node(
                 write_summary,
-                ["summary", "summary_without_repeats", "differences"],
+                ["summary", "summary_without_repeats", "differences", "run_metrics"],
                 "summary_text",
                 name="write_summary",
             ),
