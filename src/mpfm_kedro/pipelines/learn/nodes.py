@@ -19,12 +19,25 @@ SHOWN = 20  # predictions that change, on the terminal
 
 
 def add_images(
-    images: Any, label: Any, collection: Collection, samples: pd.DataFrame, model: Model
+    images: Any,
+    label: Any,
+    collection: Collection,
+    samples: pd.DataFrame,
+    model: Model,
+    ingestion: IngestionParameters,
 ) -> tuple[Collection, Model]:
-    """The collection with the images that the parameters name, and the model that has not learned them yet."""
+    """What the model has learned with the images that the parameters name, and the model that does not know them yet.
+
+    Images are read before any of them is kept. What an interrupted run had kept is not in the card: it can be learned.
+    """
+    from mpfm_kedro.inspection.preparation import read_image  # with torch, which is slow to import
+
     if images is None or label is None:
         raise InputError("Parameters 'images' and 'label' are needed: --params=images=PATH,label=anomaly (or normal)")
-    return collection.add(find_images(images), label, samples), model
+    files = find_images(images)
+    for file in files:
+        read_image(file, model.card["pixel_range"], ingestion.max_megapixels)
+    return collection.with_rows(model.card["learned"]).add(files, label, samples), model
 
 
 def plan_learning(samples: pd.DataFrame, all_samples: pd.DataFrame, seed: int) -> pd.DataFrame:

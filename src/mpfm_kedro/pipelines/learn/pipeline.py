@@ -17,12 +17,12 @@ SHARED |= {"earlier_predictions", "prediction_log"}
 
 def create_pipeline(**_: object) -> Pipeline:
     """From images that were wrong to a new model, and a comparison with the one before."""
-    wrong = ["params:images", "params:label", "collection_before", "samples", "model_before"]
+    wrong = ["params:images", "params:label", "collection_before", "samples", "model_before", "params:ingestion"]
     added = Pipeline(
         [node(add_images, wrong, ["collection", "earlier_model"], name="add_images")],
         inputs={"collection_before", "samples", "model_before"},
         outputs={"collection", "earlier_model"},
-        parameters={"params:images", "params:label"},
+        parameters={"params:images", "params:label", "params:ingestion"},
         namespace="collecting",
     )
     return ingestion.create_pipeline() + added + create_production() + _create_learning()
