@@ -8,12 +8,20 @@ from typing import Any
 
 import pandas as pd
 
+from mpfm_kedro.detectors.pieces import Specification
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.protocol import make_learning_runs
+from mpfm_kedro.experiments.specifications import Ours
 from mpfm_kedro.inspection.collection import Collection
 from mpfm_kedro.inspection.finding import find_images
 from mpfm_kedro.inspection.model import Model
-from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
+from mpfm_kedro.parameters import (
+    IngestionParameters,
+    InspectionParameters,
+    PrototypeParameters,
+    RepairParameters,
+    TrainingParameters,
+)
 
 SHOWN = 20  # predictions that change, on the terminal
 
@@ -44,6 +52,18 @@ def plan_learning(samples: pd.DataFrame, all_samples: pd.DataFrame, seed: int) -
     """The general setting before and after the collection was learned."""
     learned = all_samples[~all_samples["sample_id"].isin(set(samples["sample_id"]))]
     return make_learning_runs(samples, learned, seed)
+
+
+def learning_specifications(
+    runs: pd.DataFrame,
+    prototypes: PrototypeParameters,
+    repairs: RepairParameters,
+    training: TrainingParameters,
+    backbone: Any,  # a name or a list; Kedro warns of union types
+) -> list[Specification]:
+    """MPFM; where no anomaly was known before, also MPFM that knows none."""
+    ours = Ours(prototypes, repairs, training, backbone)
+    return [ours()] if runs["known_anomalies"].map(len).all() else [ours(), ours.untrained()]
 
 
 def compare_predictions(
@@ -88,7 +108,8 @@ def summarise_learning(before: Model, after: Model, compared: pd.DataFrame, run_
     lines += [f"  {row.decision_before} → {row.decision_after}  {row.path}" for row in islice(rows, SHOWN)]
     if len(flipped) > SHOWN:
         lines.append(f"  and {len(flipped) - SHOWN:,} more: see compared.csv")
-    auc = dict(zip(run_metrics["run"], run_metrics["auc"], strict=True))
-    lines.append(f"AUC of the general setting, before and after learning: {auc['before']:.3f}, {auc['after']:.3f}")
+    auc = run_metrics.drop_duplicates("run").set_index("run")["auc"]  # the first row of a run is MPFM
+    shown = ", ".join("undefined" if pd.isna(auc[run]) else f"{auc[run]:.3f}" for run in ("before", "after"))
+    lines.append(f"AUC of the general setting, before and after learning: {shown}")
     lines.append("To go back: kedro versions list, then kedro versions use DATASET production VERSION")
     return "\n".join(lines)

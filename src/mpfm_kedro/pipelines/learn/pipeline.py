@@ -5,12 +5,17 @@ from __future__ import annotations
 from kedro.pipeline import Pipeline, node
 
 from mpfm_kedro.experiments.measures import measure_trials
-from mpfm_kedro.experiments.specifications import setting_specifications
 from mpfm_kedro.pipelines import ingestion, prototypes, runs, scoring, training
 from mpfm_kedro.pipelines.fit.pipeline import create_production
-from mpfm_kedro.pipelines.learn.nodes import add_images, compare_predictions, plan_learning, summarise_learning
+from mpfm_kedro.pipelines.learn.nodes import (
+    add_images,
+    compare_predictions,
+    learning_specifications,
+    plan_learning,
+    summarise_learning,
+)
 
-MPFM = ["params:prototypes", "params:repairs", "params:training", "params:backbone"]
+MPFM = ["runs", "params:prototypes", "params:repairs", "params:training", "params:backbone"]
 SHARED = {"samples", "production_samples", "model_cache", "production_model", "earlier_model"}
 SHARED |= {"earlier_predictions", "prediction_log"}
 
@@ -33,7 +38,7 @@ def _create_learning() -> Pipeline:
     seen = ["samples", "production_samples", "params:first_seed"]
     planned = runs.create_pipeline(
         node(plan_learning, seen, "runs", name="plan_learning"),
-        node(setting_specifications, MPFM, "specifications", name="list_specifications"),
+        node(learning_specifications, MPFM, "specifications", name="list_specifications"),
     )
     both = ["earlier_model", "production_model"]
     compared = Pipeline(
