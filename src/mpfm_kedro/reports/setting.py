@@ -41,6 +41,13 @@ USAGE = "Of the trained flow: how many of its prototypes are in use, and how eve
 SAMPLED = "Features of real normals of the first run, and what its model takes for normal: the clouds should overlap."
 
 PIXEL_TITLES = {"pixel AUC": "pixel_auroc", "AUPRO": "aupro", "pixel F1": "pixel_f1"}
+PIXEL_TERMS = {
+    "pixel AUC": "The AUC of pixels instead of images: of a random defective and a random normal pixel, how often the "
+    "defective one is hotter in the heat map. Large defects decide it.",
+    "AUPRO": "How much of each defect the heat map covers, every defect counting alike, averaged over thresholds with up "
+    "to 30 % of the normal pixels above them.",
+    "pixel F1": "Precision and recall of pixels as one number, at the threshold that is best on the test images.",
+}
 
 
 def write_summary(
@@ -67,7 +74,8 @@ def write_report(
     """One self-contained HTML page: numbers, mistakes as images, figures."""
     one = ["dataset"] if summary["category"].nunique() == 1 else []  # the title has it
     table = data_table(_shown(summary).drop(columns=one))
-    parts = [*paragraphs(conclusions(differences, summary)), table, glossary(TERMS)]
+    terms = TERMS | (PIXEL_TERMS if f"{PIXEL_TITLES['AUPRO']}_mean" in summary else {})
+    parts = [*paragraphs(conclusions(differences, summary)), table, glossary(terms)]
     if without_repeats is not None and len(without_repeats):
         parts += [*paragraphs([_excluded(without_repeats)]), data_table(_shown(without_repeats))]
     if mistakes is not None and operating_points is not None and len(mistakes):
