@@ -44,8 +44,8 @@ PIXEL_TITLES = {"pixel AUC": "pixel_auroc", "AUPRO": "aupro", "pixel F1": "pixel
 PIXEL_TERMS = {
     "pixel AUC": "The AUC of pixels instead of images: of a random defective and a random normal pixel, how often the "
     "defective one is hotter in the heat map. Large defects decide it.",
-    "AUPRO": "How much of each defect the heat map covers, every defect counting alike, averaged over thresholds with up "
-    "to 30 % of the normal pixels above them.",
+    "AUPRO": "How much of each defect the heat map covers, every defect counting alike, averaged over thresholds with "
+    "up to 30 % of the normal pixels above them.",
     "pixel F1": "Precision and recall of pixels as one number, at the threshold that is best on the test images.",
 }
 
