@@ -92,7 +92,7 @@ class Room:
 
     def _reload(self) -> None:
         assert self.project is not None
-        self.session.use(Inspector.load(self.project.model, self.device), self.job.lines.append)
+        self.session.use(Inspector.load(self.project.model, self.device), self.job.update)
 
 
 def create_app(room: Room) -> FastAPI:
