@@ -87,6 +87,14 @@ def test_one_job_at_a_time_and_its_output_is_shown():
     assert wait(job) == "done" and list(job.lines) == ["second"] and done
 
 
+def test_how_far_work_is_takes_one_line_of_what_a_command_has_said():
+    job = Job()
+    job.lines.append("AUC: 0.9, 0.95")
+    for number in range(500):
+        job.update(f"Inspected again: {number + 1} of 500 images")
+    assert list(job.lines) == ["AUC: 0.9, 0.95", "Inspected again: 500 of 500 images"]
+
+
 def test_after_a_failure_no_further_step_is_made():
     job, done = Job(), []
     job.start("All", [program("raise SystemExit(3)"), program("print('further')")], lambda: done.append(True))
@@ -117,6 +125,8 @@ def test_a_missed_defect_is_learned_and_unlearned(own_room, raw, tmp_path):
 
     room.learn()
     assert wait(room.job) == "done", list(room.job.lines)
+    said = "\n".join(room.job.lines)
+    assert all(part in said for part in ("Promise before", "earlier predictions", "AUC of the general setting"))
     card = session.inspector.card
     assert card["data"]["anomalies"] == 25 and card["learned"][0]["origin"].endswith("missed.png")
     assert not room.to_learn.labels()

@@ -107,6 +107,8 @@ def test_overlay_has_the_size_of_the_image(inspector, files):
 @pytest.mark.parametrize(
     ("array", "match"),
     [
+        (None, "NoneType is neither a path"),
+        ([[0, 1], [1, 0]], "list is neither a path"),
         (np.zeros((3, 4, 5, 6), np.uint8), "shape"),
         (np.zeros((4, 4, 2), np.uint8), "shape"),
         (np.zeros((0, 4), np.uint8), "shape"),

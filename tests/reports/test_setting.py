@@ -65,8 +65,9 @@ def drawn(figure: Figure) -> Image.Image:
 
 
 def test_pixel_measures_are_shown_where_there_are_masks():
-    _, metrics = results(["dent"])
+    scores, metrics = results(["dent"])
     assert "AUPRO" not in write_summary(summarise_setting(metrics))
+    assert "AUPRO" not in write_report(summarise_setting(metrics), metrics, scores, history(0))
     has_maps = metrics["method"] == "MPFM"
     for name, value in {"pixel_auroc": 0.91, "aupro": 0.82, "pixel_f1": 0.43}.items():
         metrics[name] = np.where(has_maps, value, np.nan)
@@ -74,6 +75,9 @@ def test_pixel_measures_are_shown_where_there_are_masks():
     assert re.search(r"AP +pixel AUC +AUPRO +pixel F1 +seeds", header)
     assert "0.910 ± 0.000 0.820 ± 0.000 0.430 ± 0.000" in first
     assert "nan" not in second
+    report = write_report(summarise_setting(metrics), metrics, scores, history(0))
+    for label in ("pixel AUC", "AUPRO", "pixel F1"):
+        assert f"<th>{label}</th>" in report and f"<dt>{label}</dt>" in report, "shown and explained"
 
 
 def visible(figure: Figure) -> list:

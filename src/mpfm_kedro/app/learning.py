@@ -18,7 +18,7 @@ from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.protocol import PRODUCTION
 from mpfm_kedro.inspection.model import CARD, model_digest, read_card
 
-LINES = 12  # of a command's output that are shown
+LINES = 40  # of a command's output that are shown: all that learn says at its end
 SECONDS_TO_END = 10.0
 
 
@@ -112,6 +112,12 @@ class Job:
         self.name, self.state = name, "running"
         self.lines.clear()
         Thread(target=self._run, args=(steps, afterwards), daemon=True).start()
+
+    def update(self, line: str) -> None:
+        """Show how far a piece of work is, "name: how far", in place of what was shown of it before."""
+        if self.lines and self.lines[-1].partition(":")[0] == line.partition(":")[0]:
+            self.lines.pop()
+        self.lines.append(line)
 
     def stop(self) -> None:
         """End the command that is under way, as Ctrl-C would."""

@@ -74,6 +74,7 @@ if ($('inspect'))
   });
 
 function rateChanged() {
+  if (!$('rate').reportValidity()) return;
   history.replaceState(null, '', `?rate=${$('rate').value / 100}`);
   attempt(refresh);
 }

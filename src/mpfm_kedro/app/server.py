@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from fastapi import FastAPI, Query, Request
 from fastapi import Path as InAddress
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
@@ -91,7 +92,7 @@ class Room:
 
     def _reload(self) -> None:
         assert self.project is not None
-        self.session.use(Inspector.load(self.project.model, self.device), self.job.lines.append)
+        self.session.use(Inspector.load(self.project.model, self.device), self.job.update)
 
 
 def create_app(room: Room) -> FastAPI:
@@ -115,6 +116,11 @@ def create_app(room: Room) -> FastAPI:
     @app.exception_handler(InputError)
     async def explain(_: Request, error: InputError) -> Response:
         return PlainTextResponse(str(error), 413 if isinstance(error, FullError) else 422)
+
+    @app.exception_handler(RequestValidationError)
+    async def name_value(_: Request, error: RequestValidationError) -> Response:
+        first, *_others = error.errors()
+        return PlainTextResponse(f"{first['loc'][-1]} = {first['input']!r}: {first['msg']}", 422)
 
     _add_pages(app, room, token)
     _add_images(app, room)

@@ -22,6 +22,8 @@ from mpfm_kedro.inspection.predictions import OVERLAY_SIDE
 from mpfm_kedro.inspection.preparation import read_content
 from mpfm_kedro.sources.layout import IMAGE_SUFFIXES
 
+LIMIT = f"{MEGAPIXELS:g} megapixels that this page takes; kedro run --pipelines=predict takes more"
+
 
 class FullError(InputError):
     """There is no room for an image."""
@@ -180,9 +182,10 @@ def read(name: str, content: bytes, pixel_range: str) -> Image.Image:
         return read_content(name, content, pixel_range, MEGAPIXELS)
     except UnidentifiedImageError as error:
         raise InputError(f"{name} cannot be used: it is no image of {', '.join(FORMATS)}") from error
+    except Image.DecompressionBombError as error:
+        raise InputError(f"{name} cannot be used: more pixels than the {LIMIT}") from error
     except Exception as error:  # parsers of damaged files let any error through
-        limit = f"the {MEGAPIXELS:g} megapixels that this page takes; kedro run --pipelines=predict takes more"
-        problem = str(error).replace(f"ingestion.max_megapixels = {MEGAPIXELS:g}", limit)  # nobody can set it here
+        problem = str(error).replace(f"ingestion.max_megapixels = {MEGAPIXELS:g}", f"the {LIMIT}")  # fixed here
         raise InputError(f"{name} cannot be used: {problem}") from error
 
 

@@ -41,7 +41,7 @@ def read_image(image: ImageLike, pixel_range: str, max_megapixels: float = MAX_M
     try:
         if isinstance(image, str | Path):
             return read_content(str(image), Path(image).read_bytes(), pixel_range, max_megapixels)
-        return _to_rgb(_from_array(image) if isinstance(image, np.ndarray) else image, pixel_range)
+        return _to_rgb(_from_object(image), pixel_range)
     except (OSError, SyntaxError, ValueError, TypeError) as error:
         name = str(image) if isinstance(image, str | Path) else "The image"
         problem = error.strerror if isinstance(error, OSError) and error.strerror else error
@@ -67,6 +67,14 @@ def _to_rgb(pixels: Pixels, pixel_range: str) -> Image.Image:
             found = f"values of {pixels.min():g} to {pixels.max():g}"
             raise UnusableImageError(f"{found}; those that the model has learned from are in {pixel_range}")
     return to_rgb(pixels, pixel_range)
+
+
+def _from_object(image: np.ndarray | Image.Image) -> Pixels:
+    if isinstance(image, np.ndarray):
+        return _from_array(image)
+    if not isinstance(image, Image.Image):
+        raise UnusableImageError(f"{type(image).__name__} is neither a path nor an array nor a PIL image")
+    return image
 
 
 def _from_array(array: np.ndarray) -> Pixels:

@@ -47,6 +47,13 @@ SAMPLED = "Features of real normals of the first run, and what its model takes f
 FEW = 25  # tested images of a kind, below which the uncertainty of an AUC is said
 
 PIXEL_TITLES = {"pixel AUC": "pixel_auroc", "AUPRO": "aupro", "pixel F1": "pixel_f1"}
+PIXEL_TERMS = {
+    "pixel AUC": "The AUC of pixels instead of images: of a random defective and a random normal pixel, how often the "
+    "defective one is hotter in the heat map. Large defects decide it.",
+    "AUPRO": "How much of each defect the heat map covers, every defect counting alike, averaged over thresholds with "
+    "up to 30 % of the normal pixels above them.",
+    "pixel F1": "Precision and recall of pixels as one number, at the threshold that is best on the test images.",
+}
 
 
 def write_summary(
@@ -77,7 +84,7 @@ def write_report(
     """One self-contained HTML page: numbers, mistakes as images, figures."""
     one = ["dataset"] if summary["category"].nunique() == 1 else []  # the title has it
     table = _shown(summary).drop(columns=one)
-    terms = {term: words for term, words in TERMS.items() if term in {*table, *table["method"]}}
+    terms = {term: words for term, words in (TERMS | PIXEL_TERMS).items() if term in {*table, *table["method"]}}
     sentences = [*conclusions(differences, summary), *few_tested(run_metrics)]
     parts = [*paragraphs(sentences), data_table(table), glossary(terms)]
     if without_repeats is not None and len(without_repeats):

@@ -115,7 +115,6 @@ def gather_evidence(
     learns = {name: value.numpy() for name, value in heads.part("learns").items()}
     of_normals, of_anomalies = heads.tensors["normals"].numpy(), learned.score(data.anomalies, context.device)
     n_without, n_rounds = len(closed_forms.without), len(learns["normals"]) - 1
-    of_closed_forms = [each.to(context.device).score(data.anomalies) for each in closed_forms.without]
     unseen_fold = np.concatenate([np.full(len(closed_forms.positions(f)), f) for f in range(n_without)])
     rounds_of_fold = np.bincount(np.arange(n_rounds) % n_without)
     views_of = np.bincount(data.anomalies.source)[data.anomalies.source]
@@ -125,9 +124,10 @@ def gather_evidence(
         own = unseen_fold == fold
         learned_scores = of_normals[closed_forms.positions(fold), number]
         normals.append(_evidence(closed_forms.unseen, own, learned_scores, 1 / rounds_of_fold[fold]))
-        left_out = ~learns["anomalies"][number]
+        left_out = np.flatnonzero(~learns["anomalies"][number])
+        closed = closed_forms.without[fold].to(context.device).score(data.anomalies.take(left_out))
         learned_scores = of_anomalies[left_out, number]
-        anomalies.append(_evidence(of_closed_forms[fold], left_out, learned_scores, 1 / views_of[left_out]))
+        anomalies.append(_evidence(closed, np.arange(len(left_out)), learned_scores, 1 / views_of[left_out]))
     return _joined(normals), _joined(anomalies)
 
 

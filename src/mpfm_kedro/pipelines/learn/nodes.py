@@ -8,29 +8,62 @@ from typing import Any
 
 import pandas as pd
 
+from mpfm_kedro.detectors.pieces import Specification
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.protocol import make_learning_runs
+from mpfm_kedro.experiments.specifications import Ours
 from mpfm_kedro.inspection.collection import Collection
 from mpfm_kedro.inspection.finding import find_images
 from mpfm_kedro.inspection.model import Model
-from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
+from mpfm_kedro.parameters import (
+    IngestionParameters,
+    InspectionParameters,
+    PrototypeParameters,
+    RepairParameters,
+    TrainingParameters,
+)
 
 SHOWN = 20  # predictions that change, on the terminal
 
 
 def add_images(
-    images: Any, label: Any, collection: Collection, samples: pd.DataFrame, model: Model
+    images: Any,
+    label: Any,
+    collection: Collection,
+    samples: pd.DataFrame,
+    model: Model,
+    ingestion: IngestionParameters,
 ) -> tuple[Collection, Model]:
-    """The collection with the images that the parameters name, and the model that has not learned them yet."""
+    """What the model has learned with the images that the parameters name, and the model that does not know them yet.
+
+    Images are read before any of them is kept. What an interrupted run had kept is not in the card: it can be learned.
+    """
+    from mpfm_kedro.inspection.preparation import read_image  # with torch, which is slow to import
+
     if images is None or label is None:
         raise InputError("Parameters 'images' and 'label' are needed: --params=images=PATH,label=anomaly (or normal)")
-    return collection.add(find_images(images), label, samples), model
+    files = find_images(images)
+    for file in files:
+        read_image(file, model.card["pixel_range"], ingestion.max_megapixels)
+    return collection.with_rows(model.card["learned"]).add(files, label, samples), model
 
 
 def plan_learning(samples: pd.DataFrame, all_samples: pd.DataFrame, seed: int) -> pd.DataFrame:
     """The general setting before and after the collection was learned."""
     learned = all_samples[~all_samples["sample_id"].isin(set(samples["sample_id"]))]
     return make_learning_runs(samples, learned, seed)
+
+
+def learning_specifications(
+    runs: pd.DataFrame,
+    prototypes: PrototypeParameters,
+    repairs: RepairParameters,
+    training: TrainingParameters,
+    backbone: Any,  # a name or a list; Kedro warns of union types
+) -> list[Specification]:
+    """MPFM; where no anomaly was known before, also MPFM that knows none."""
+    ours = Ours(prototypes, repairs, training, backbone)
+    return [ours()] if runs["known_anomalies"].map(len).all() else [ours(), ours.untrained()]
 
 
 def compare_predictions(
@@ -75,7 +108,8 @@ def summarise_learning(before: Model, after: Model, compared: pd.DataFrame, run_
     lines += [f"  {row.decision_before} → {row.decision_after}  {row.path}" for row in islice(rows, SHOWN)]
     if len(flipped) > SHOWN:
         lines.append(f"  and {len(flipped) - SHOWN:,} more: see compared.csv")
-    auc = dict(zip(run_metrics["run"], run_metrics["auc"], strict=True))
-    lines.append(f"AUC of the general setting, before and after learning: {auc['before']:.3f}, {auc['after']:.3f}")
+    auc = run_metrics.drop_duplicates("run").set_index("run")["auc"]  # the first row of a run is MPFM
+    shown = ", ".join("undefined" if pd.isna(auc[run]) else f"{auc[run]:.3f}" for run in ("before", "after"))
+    lines.append(f"AUC of the general setting, before and after learning: {shown}")
     lines.append("To go back: kedro versions list, then kedro versions use DATASET production VERSION")
     return "\n".join(lines)

@@ -5,24 +5,29 @@ from __future__ import annotations
 from kedro.pipeline import Pipeline, node
 
 from mpfm_kedro.experiments.measures import measure_trials
-from mpfm_kedro.experiments.specifications import setting_specifications
 from mpfm_kedro.pipelines import ingestion, prototypes, runs, scoring, training
 from mpfm_kedro.pipelines.fit.pipeline import create_production
-from mpfm_kedro.pipelines.learn.nodes import add_images, compare_predictions, plan_learning, summarise_learning
+from mpfm_kedro.pipelines.learn.nodes import (
+    add_images,
+    compare_predictions,
+    learning_specifications,
+    plan_learning,
+    summarise_learning,
+)
 
-MPFM = ["params:prototypes", "params:repairs", "params:training", "params:backbone"]
+MPFM = ["runs", "params:prototypes", "params:repairs", "params:training", "params:backbone"]
 SHARED = {"samples", "production_samples", "model_cache", "production_model", "earlier_model"}
 SHARED |= {"earlier_predictions", "prediction_log"}
 
 
 def create_pipeline(**_: object) -> Pipeline:
     """From images that were wrong to a new model, and a comparison with the one before."""
-    wrong = ["params:images", "params:label", "collection_before", "samples", "model_before"]
+    wrong = ["params:images", "params:label", "collection_before", "samples", "model_before", "params:ingestion"]
     added = Pipeline(
         [node(add_images, wrong, ["collection", "earlier_model"], name="add_images")],
         inputs={"collection_before", "samples", "model_before"},
         outputs={"collection", "earlier_model"},
-        parameters={"params:images", "params:label"},
+        parameters={"params:images", "params:label", "params:ingestion"},
         namespace="collecting",
     )
     return ingestion.create_pipeline() + added + create_production() + _create_learning()
@@ -33,7 +38,7 @@ def _create_learning() -> Pipeline:
     seen = ["samples", "production_samples", "params:first_seed"]
     planned = runs.create_pipeline(
         node(plan_learning, seen, "runs", name="plan_learning"),
-        node(setting_specifications, MPFM, "specifications", name="list_specifications"),
+        node(learning_specifications, MPFM, "specifications", name="list_specifications"),
     )
     both = ["earlier_model", "production_model"]
     compared = Pipeline(

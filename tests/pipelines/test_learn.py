@@ -1,0 +1,95 @@
+"""Images to learn are checked before any is kept, an interrupted run does not count, and the AUC said is MPFM's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from mpfm_kedro.configuration import project_loader
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.inspection.collection import COLUMNS, Collection
+from mpfm_kedro.parameters import IngestionParameters, check_parameters
+from mpfm_kedro.pipelines.learn.nodes import add_images, learning_specifications, summarise_learning
+
+SAMPLES = pd.DataFrame({"content_hash": ["other"], "label": [0]})
+INGESTION = IngestionParameters(
+    allow_partial=False,
+    max_unreadable_share=0.01,
+    max_megapixels=0.001,
+    pixel_range="auto",
+    group_split=False,
+    drop_duplicates=False,
+)
+
+
+def model(learned: list[dict[str, Any]]) -> Any:
+    return SimpleNamespace(card={"pixel_range": "", "learned": learned})
+
+
+def add(images: Path, before: Collection, learned: list[dict[str, Any]]) -> Collection:
+    return add_images(str(images), "anomaly", before, SAMPLES, model(learned), INGESTION)[0]
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Collection:
+    return Collection(tmp_path / "collection", pd.DataFrame(columns=COLUMNS))
+
+
+@pytest.mark.parametrize(
+    ("pixels", "cut", "problem"),
+    [
+        (np.zeros((8, 8), np.uint8), 30, ""),
+        (np.zeros((8, 8), np.uint16), None, "eight bits"),
+        (np.zeros((50, 50), np.uint8), None, "50 x 50 pixels"),
+    ],
+)
+def test_a_folder_with_an_unusable_image_is_refused_and_the_image_named(
+    empty: Collection, tmp_path: Path, pixels: np.ndarray, cut: int | None, problem: str
+):
+    images = tmp_path / "new"
+    images.mkdir()
+    Image.new("L", (8, 8)).save(images / "a.png")
+    Image.fromarray(pixels).save(images / "bad.png")
+    (images / "bad.png").write_bytes((images / "bad.png").read_bytes()[:cut])
+    with pytest.raises(InputError, match=rf"bad\.png cannot be used: .*{problem}"):
+        add(images, empty, [])
+
+
+def test_what_an_interrupted_run_had_kept_can_be_learned(empty: Collection, tmp_path: Path):
+    for number in range(2):
+        Image.new("L", (8, 8), 50 * number).save(tmp_path / f"{number}.png")
+    learned = add(tmp_path / "0.png", empty, [])
+    interrupted = add(tmp_path / "1.png", learned, learned.table.to_dict("records"))
+    again = add(tmp_path / "1.png", interrupted, learned.table.to_dict("records"))
+    assert again.table["content_hash"].tolist() == interrupted.table["content_hash"].tolist()
+    with pytest.raises(InputError, match="Nothing to learn"):
+        add(tmp_path / "1.png", interrupted, interrupted.table.to_dict("records"))
+
+
+@pytest.mark.parametrize(
+    ("known", "methods"), [([2, 3], ["MPFM"]), ([0, 1], ["MPFM", "MPFM, no anomaly known"])], ids=["some", "none"]
+)
+def test_only_mpfm_is_fitted_where_anomalies_are_known(known: list[int], methods: list[str]):
+    parameters = check_parameters(project_loader("test")["parameters"])
+    groups = parameters.prototypes, parameters.repairs, parameters.training
+    runs = pd.DataFrame({"known_anomalies": [["x"] * number for number in known]})
+    found = learning_specifications(runs, *groups, parameters.backbone)
+    assert [each.name for each in found] == methods
+
+
+@pytest.mark.parametrize(("auc", "said"), [(0.75, "0.750, 0.900"), (np.nan, "undefined, 0.900")])
+def test_the_auc_before_and_after_is_that_of_mpfm(auc: float, said: str):
+    methods = ["MPFM", "MPFM, no anomaly known"]
+    metrics = pd.DataFrame(
+        {"run": ["before"] * 2 + ["after"] * 2, "method": methods * 2, "auc": [auc, 0.5, 0.9, 0.5]},
+    )
+    both: Any = SimpleNamespace(card={"promise_in_words": ""})
+    compared = pd.DataFrame(columns=["path", "decision_before", "decision_after"])
+    text = summarise_learning(both, both, compared, metrics)
+    assert f"before and after learning: {said}" in text
