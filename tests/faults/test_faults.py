@@ -22,14 +22,13 @@ from faults.cases import (
     permission_lost,
     two_processes,
 )
-from faults.project import end_all, refused, start
+from faults.project import Process, end_all, refused
 
 
 @pytest.fixture(scope="module")
 def base() -> Iterator[Undisturbed]:
-    """A run without faults, in a folder that other users can enter."""
+    """A run without faults."""
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
-    folder.chmod(0o755)
     yield Undisturbed.make(folder)
     shutil.rmtree(folder)
 
@@ -87,6 +86,6 @@ def test_a_damaged_version_is_not_used(base):
     piece.write_bytes(content)
     before = {file: file.read_bytes() for file in (project.out / "06_models").rglob("*") if file.is_file()}
     arguments = ["versions", "use", "synthetic", "hard", version.name, f"--output-root={project.out}", "--env=test"]
-    line = refused(start(arguments, project.folder / "use.txt"))
+    line = refused(Process(arguments, project.folder / "use.txt"))
     assert str(piece) in line and "versions list" in line
     assert {file: file.read_bytes() for file in before} == before
