@@ -21,13 +21,28 @@ from pathlib import Path
 
 import psutil
 
-from faults.project import MADE, PROJECT, STAGES, TARGETS, WITH_WORKERS, Process, Project, assert_same, refused, results
+from faults.project import (
+    MADE,
+    PROJECT,
+    STAGES,
+    TARGETS,
+    WITH_WORKERS,
+    Process,
+    Project,
+    assert_same,
+    copy,
+    nothing,
+    refused,
+    results,
+)
 
 OVERRIDES = (1, 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
 DROP_FROM_BOUNDING_SET, CAPABILITIES_VERSION = 24, 0x20080522  # of Linux
 DAY = 86_400
 ROOM = 12 << 10  # bytes that a full disk has left: for a lock and the name of the run
 DISK = 64 << 20
+# files that a stage writes before it has a result
+BEFORE_RESULTS = ("last_run.json", "views.parquet", "store.json", "checksums.u32", "verified.json")
 
 
 class NotHereError(Exception):
@@ -49,7 +64,7 @@ class Undisturbed:
         project.folder.mkdir(parents=True)
         process = project.start(before=partial(_copy_after_each_stage, project))
         assert process.wait() == 0, process.output
-        shutil.copytree(project.out, folder / f"after_{STAGES[-1]}/out")
+        copy(project.out, folder / f"after_{STAGES[-1]}/out")
         found = cls(folder)
         (folder / "empty/out").mkdir(parents=True)
         (folder / "empty/raw").symlink_to(project.folder / "raw")
@@ -78,8 +93,7 @@ def _copy_after_each_stage(project: Project) -> None:
     @wraps(begin)
     def before_node_run(self):
         for stage in done:
-            target = project.folder.with_name(f"after_{stage}") / "out"
-            shutil.copytree(project.out, target, ignore=shutil.ignore_patterns("locks"))
+            copy(project.out, project.folder.with_name(f"after_{stage}") / "out")
         done.clear()
         begin(self)
 
@@ -105,11 +119,8 @@ def kill_main(base: Undisturbed, stage: str, name: str) -> str:
 
 def kill_main_at_work(base: Undisturbed, stage: str, name: str) -> str:
     """The main process is killed while a worker computes; the worker ends, too."""
-    if stage not in WITH_WORKERS:
-        raise NotHereError("no workers")
     project = base.project(stage, name)
-    process = project.start(stage)
-    worker = _worker_at_work(process)
+    process, worker = _started_with_worker(project, stage)
     process.kill()
     process.wait()
     worker.wait(60)
@@ -118,11 +129,10 @@ def kill_main_at_work(base: Undisturbed, stage: str, name: str) -> str:
 
 def kill_worker(base: Undisturbed, stage: str, name: str) -> str:
     """A worker process is killed."""
-    if stage not in WITH_WORKERS:
-        raise NotHereError("no workers")
     project = base.project(stage, name)
-    process = project.start(stage)
-    _worker_at_work(process).kill()
+    process, worker = _started_with_worker(project, stage)
+    worker.kill()
+    (project.folder / "go").touch()
     assert "worker process was killed" in refused(process)
     return "one line; " + _resumed(base, project, stage)
 
@@ -234,12 +244,24 @@ class Kind:
         stages: that read it, run afterwards.
         repair: stages that make it again where the former refuse it.
         without: files that are deleted first, so that the file is really read.
+        before: called in a process with the output folder, before its command.
     """
 
     pattern: str
     stages: tuple[str, ...]
     repair: tuple[str, ...] = ()
     without: str = ""
+    before: Callable[[Path], None] | None = None
+
+
+def _own_weights(out: Path) -> None:
+    """In this process, cache weights in the output folder, and obtain them from the project without a network."""
+    from mpfm_kedro.backbones import weights
+    from mpfm_kedro.backbones.origins import Obtained, Origin, read_tensors
+
+    whole, obtain = PROJECT / "data/01_raw/weights/resnet18.safetensors", weights.obtain_weights
+    origin = Origin("the project", lambda *_: Obtained(read_tensors(whole), str(whole)))
+    weights.obtain_weights = lambda name, *_: obtain(name, out / "weights", None, [origin])  # type: ignore[assignment]
 
 
 FITS = ("prototypes", "training", "scoring")
@@ -248,11 +270,16 @@ KINDS = {
     "pooled features": Kind("04_feature/store/*/pooled.f32", ("features", "prototypes"), without="cache/models/*"),
     "keys of features": Kind("04_feature/store/*/keys.txt", ("features",)),
     "checksums of features": Kind("04_feature/store/*/checksums.u32", ("features",)),
+    "state of verified features": Kind("04_feature/store/*/verified.json", ("features",)),
+    "weights": Kind("weights/*.safetensors", ("features",), without="04_feature/store/*/*", before=_own_weights),
     "cached closed form": Kind("cache/models/closed_form-*", ("prototypes",)),
     "cached heads": Kind("cache/models/heads-*", ("training",)),
     "cached calibration": Kind("cache/models/calibrated-*", ("prototypes", "training")),
     "cached scores": Kind("cache/models/scores-*", ("scoring",)),
     "cached pixel measures": Kind("cache/models/pixels-*", ("scoring",)),
+    "present model that knows no anomaly": Kind(
+        "06_models/synthetic/hard/initial_models/closed_form-*", ("training",), FITS, without="cache/models/heads-*"
+    ),
     "present model": Kind("06_models/synthetic/hard/models/calibrated-*", ("scoring",), FITS),
     "index of models": Kind("06_models/synthetic/hard/models/index.json", ("scoring",), FITS),
     "what is known of image files": Kind("02_intermediate/synthetic/files.parquet", ("ingestion",)),
@@ -260,6 +287,7 @@ KINDS = {
     "sample table": Kind("02_intermediate/synthetic/samples.parquet", ("features",), ("ingestion", "features")),
     "table of views": Kind("04_feature/synthetic/features.parquet", ("prototypes",), ("features", "prototypes")),
     "run table": Kind("05_model_input/synthetic/hard/runs.parquet", ("prototypes",), ("runs", "prototypes")),
+    "trial table": Kind("05_model_input/synthetic/hard/trials.parquet", ("prototypes",), ("runs", "prototypes")),
     "score table": Kind("07_model_output/synthetic/hard/scores.parquet", ("evaluation",), ("scoring", "evaluation")),
 }
 
@@ -295,13 +323,14 @@ def damage(base: Undisturbed, kind: str, how: str, name: str) -> str:
     """A stored file is damaged, then read."""
     known = KINDS[kind]
     project = base.project("end", name)
-    if how == "flipped bit, date kept":
-        project.run("features")  # all is verified, so that only the date could tell
+    before = partial(known.before, project.out) if known.before else nothing
+    if how == "flipped bit, date kept" or known.before:
+        project.run("features", before=before)  # all is verified, so that only the date could tell
     for path in project.out.glob(known.without) if known.without else ():
         path.unlink()
     file = sorted(project.out.glob(known.pattern))[0]
     DAMAGES[how](file)
-    process = project.start(*known.stages)
+    process = project.start(*known.stages, before=before)
     expected = base.results[known.stages[-1]]
     if process.wait() == 0:
         named = file.name in process.output or str(file.parent) in process.output
@@ -309,7 +338,7 @@ def damage(base: Undisturbed, kind: str, how: str, name: str) -> str:
         return "named and rebuilt, equal results" if named else "rebuilt, equal results"
     line = refused(process)
     assert str(file.parent) in line, line
-    repaired = project.run(*(known.repair or known.stages))
+    repaired = project.run(*(known.repair or known.stages), before=before)
     assert_same(project.out, expected)
     return "named in one line; the next start rebuilds it" + (" and names it" if file.name in repaired else "")
 
@@ -331,7 +360,7 @@ def _at_first_write(act: Callable[[], None]) -> None:
 
     def fsync(descriptor: int) -> None:
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
-        if path.is_file() and not path.name.endswith(("last_run.json", "store.json", "checksums.u32", "verified.json")):
+        if path.is_file() and not path.name.endswith(BEFORE_RESULTS):
             act()
         sync(descriptor)
 
@@ -365,12 +394,20 @@ def _until(condition: Callable[[], bool], process: Process) -> None:
         time.sleep(0.05)
 
 
-def _worker_at_work(process: Process) -> psutil.Process:
-    """A worker of a process, once it has begun to compute."""
-    _until(lambda: bool(process.workers()) or not process.is_running(), process)
+def _started_with_worker(project: Project, stage: str) -> tuple[Process, psutil.Process]:
+    """A started stage, and a worker of it that has begun to work."""
+    if stage == "features":  # quick: it waits at its second batch
+        stop = partial(_at_first_write, partial(_wait_for, project.folder / "go"))
+        process = project.start(stage, more=",features.workers=1", before=stop)
+        _until(lambda: (project.folder / "go.waiting").exists() or not process.is_running(), process)
+    elif stage in WITH_WORKERS:
+        process = project.start(stage)
+        _until(lambda: bool(process.workers()) or not process.is_running(), process)
+    else:
+        raise NotHereError("no workers")
     (worker, *_) = process.workers()
-    _until(lambda: sum(worker.cpu_times()[:2]) > 1 or not process.is_running(), process)
-    return worker
+    _until(lambda: sum(worker.cpu_times()[:2]) > 1 or stage == "features", process)
+    return process, worker
 
 
 def _dask_worker_at_work(process: Process, nanny: psutil.Process) -> psutil.Process:
@@ -383,7 +420,7 @@ def _dask_worker_at_work(process: Process, nanny: psutil.Process) -> psutil.Proc
 @contextmanager
 def _dask(stage: str, project: Project) -> Iterator[tuple[str, psutil.Process, psutil.Process]]:
     """A Dask cluster of one worker: its address, its scheduler, the nanny of its worker."""
-    if stage not in WITH_WORKERS:
+    if stage not in ("features", *WITH_WORKERS):
         raise NotHereError("no workers")
     try:
         import distributed  # noqa: F401

@@ -9,7 +9,7 @@ import atexit
 import hashlib
 import multiprocessing
 import os
-import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -120,10 +120,11 @@ class Process:
         self._process.kill()
 
     def workers(self) -> list[psutil.Process]:
-        """Its worker processes that are at work."""
+        """Its worker processes: those of loky, and those that were forked to read images."""
         try:
-            found = psutil.Process(self.pid).children(recursive=True)
-            return [worker for worker in found if "LokyProcess" in " ".join(worker.cmdline())]
+            own = psutil.Process(self.pid)
+            found = [(worker, worker.cmdline()) for worker in own.children(recursive=True)]
+            return [worker for worker, line in found if "LokyProcess" in " ".join(line) or line == own.cmdline()]
         except psutil.Error:
             return []
 
@@ -135,6 +136,7 @@ def _run(arguments: Sequence[str], log: Path, before: Callable[[], None]) -> Non
         os.dup2(file.fileno(), 2)
     os.chdir(PROJECT)
     sys.argv = ["kedro", *arguments]
+    multiprocessing.set_start_method(None, force=True)  # its own workers are started as ever
     before()
     from kedro.framework.cli import main
 
@@ -174,9 +176,9 @@ class Project:
         """Start stages."""
         return Process(self.arguments(stages, setting, more), self.folder / f"{name}.txt", before)
 
-    def run(self, *stages: str, **options: str) -> str:
+    def run(self, *stages: str, before: Callable[[], None] = nothing) -> str:
         """Run stages, which must succeed; returns what was written."""
-        process = self.start(*stages, **options)  # type: ignore[arg-type]
+        process = self.start(*stages, before=before)
         assert process.wait() == 0, process.output
         return process.output
 
@@ -186,8 +188,14 @@ class Project:
         raw = self.folder / "raw"
         if not raw.exists():
             raw.symlink_to((other.folder / "raw").resolve(), target_is_directory=True)
-        shutil.copytree(other.out, self.out, dirs_exist_ok=True)
+        copy(other.out, self.out)
         return self
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy what is in a folder; files that share their disk blocks do so in the copy, too."""
+    target.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["cp", "--archive", f"{source}/.", str(target)], check=True)
 
 
 def refused(process: Process) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -425,3 +427,20 @@ def test_two_processes_at_once_neither_lose_nor_double_a_row(images, weights, tm
         "Features: 0 of 14",
         "Features: 14 of 14",
     ]
+
+
+class KilledLoader(ImageLoader):
+    """One whose process is killed at its third image."""
+
+    def read(self, path: str, crop: str = "", pixel_range: str = "") -> Image.Image:
+        if path == "2.png":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().read(path, crop, pixel_range)
+
+
+def test_a_killed_reader_of_images_is_one_clear_line_and_loses_no_row(images, weights, tmp_path):
+    views = plan(images)
+    killed = KilledLoader(images.dataset, images.folder, images.max_pixels, images.memory)
+    with pytest.raises(InputError, match=r"A worker process was killed .* features\.workers"):
+        run(killed, weights, tmp_path / "store", workers=1)
+    assert len(run(images, weights, tmp_path / "store").store.keys()) == row_keys(views).nunique()

@@ -18,7 +18,7 @@ from mpfm_kedro.files import in_units
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.views import CUTMIX, ORIGINAL
 from mpfm_kedro.parameters import ComputeParameters, FeatureParameters
-from mpfm_kedro.pipelines.features.shards import Shard, extract_here, extract_on_dask
+from mpfm_kedro.pipelines.features.shards import Shard, extract_here, extract_on_dask, named_loss_of_readers
 from mpfm_kedro.progress import progress
 from mpfm_kedro.sources.samples import parse_crop
 
@@ -75,6 +75,7 @@ def extract_features(
     return replace(first, beside=tuple(others))
 
 
+@named_loss_of_readers()
 def _extract(
     views: pd.DataFrame,
     images: ImageLoader,
