@@ -17,6 +17,7 @@ from faults.cases import (
     Undisturbed,
     damage,
     disk_full,
+    kill_dask_scheduler,
     kill_main,
     kill_worker,
     permission_lost,
@@ -29,8 +30,10 @@ from faults.project import Process, end_all, refused
 def base() -> Iterator[Undisturbed]:
     """A run without faults."""
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
-    yield Undisturbed.make(folder)
-    shutil.rmtree(folder)
+    try:
+        yield Undisturbed.make(folder)
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +47,9 @@ def nothing_left() -> Iterator[None]:
     [
         (kill_main, "features"),
         (kill_main, "training"),
+        (kill_worker, "features"),
         (kill_worker, "prototypes"),
+        (kill_dask_scheduler, "scoring"),
         (two_processes, "runs"),
         (disk_full, "features"),
         (disk_full, "prototypes"),
@@ -65,6 +70,7 @@ def test_a_disturbed_stage_loses_nothing(fault, stage, base):
     [
         ("feature maps", "flipped bit", "named and rebuilt"),
         ("feature maps", "flipped bit, date kept", "named in one line"),
+        ("weights", "flipped bit", "named and rebuilt"),
         ("cached calibration", "flipped bit", "named and rebuilt"),
         ("cached scores", "cut", "named and rebuilt"),
         ("cached closed form", "empty", "named and rebuilt"),

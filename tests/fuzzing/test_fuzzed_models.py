@@ -77,7 +77,7 @@ def test_a_damaged_card_is_refused(seed, folder, attempt):
     attempt(load, InputError)
 
 
-@inputs(200)
+@inputs(100)
 @given(data=st.data())
 def test_an_inspector_of_a_foreign_model_works_or_is_refused(data, folder, attempt):
     own, model = folder.with_name("whole"), made_model()
