@@ -31,7 +31,6 @@ from faults.project import (
     Project,
     assert_same,
     copy,
-    nothing,
     refused,
     results,
 )
@@ -235,6 +234,19 @@ PROCESS_FAULTS: dict[str, Callable[[Undisturbed, str, str], str]] = {
 # files
 
 
+def _in_workers(out: Path) -> None:
+    """Tasks run in worker processes as ever, and read the file."""
+
+
+def _alone(out: Path) -> None:
+    """In this process, do the work of its workers: they take longest to start, and do not read the file."""
+    from mpfm_kedro import parallel
+
+    parallel._in_workers = lambda function, tasks, *_: (  # type: ignore[assignment]
+        (index, parallel._outcome(function, task)) for index, task in enumerate(tasks)
+    )
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of stored file.
@@ -244,14 +256,14 @@ class Kind:
         stages: that read it, run afterwards.
         repair: stages that make it again where the former refuse it.
         without: files that are deleted first, so that the file is really read.
-        before: called in a process with the output folder, before its command.
+        before: called in each process with the output folder, before its command.
     """
 
     pattern: str
     stages: tuple[str, ...]
     repair: tuple[str, ...] = ()
     without: str = ""
-    before: Callable[[Path], None] | None = None
+    before: Callable[[Path], None] = _alone
 
 
 def _own_weights(out: Path) -> None:
@@ -266,8 +278,12 @@ def _own_weights(out: Path) -> None:
 
 FITS = ("prototypes", "training", "scoring")
 KINDS = {
-    "feature maps": Kind("04_feature/store/*/maps.f16", ("features", "prototypes"), without="cache/models/*"),
-    "pooled features": Kind("04_feature/store/*/pooled.f32", ("features", "prototypes"), without="cache/models/*"),
+    "feature maps": Kind(
+        "04_feature/store/*/maps.f16", ("features", "prototypes"), without="cache/models/*", before=_in_workers
+    ),
+    "pooled features": Kind(
+        "04_feature/store/*/pooled.f32", ("features", "prototypes"), without="cache/models/*", before=_in_workers
+    ),
     "keys of features": Kind("04_feature/store/*/keys.txt", ("features",)),
     "checksums of features": Kind("04_feature/store/*/checksums.u32", ("features",)),
     "state of verified features": Kind("04_feature/store/*/verified.json", ("features",)),
@@ -278,7 +294,11 @@ KINDS = {
     "cached scores": Kind("cache/models/scores-*", ("scoring",)),
     "cached pixel measures": Kind("cache/models/pixels-*", ("scoring",)),
     "present model that knows no anomaly": Kind(
-        "06_models/synthetic/hard/initial_models/closed_form-*", ("training",), FITS, without="cache/models/heads-*"
+        "06_models/synthetic/hard/initial_models/closed_form-*",
+        ("training",),
+        FITS,
+        without="cache/models/heads-*",
+        before=_in_workers,
     ),
     "present model": Kind("06_models/synthetic/hard/models/calibrated-*", ("scoring",), FITS),
     "index of models": Kind("06_models/synthetic/hard/models/index.json", ("scoring",), FITS),
@@ -323,9 +343,9 @@ def damage(base: Undisturbed, kind: str, how: str, name: str) -> str:
     """A stored file is damaged, then read."""
     known = KINDS[kind]
     project = base.project("end", name)
-    before = partial(known.before, project.out) if known.before else nothing
-    if how == "flipped bit, date kept" or known.before:
-        project.run("features", before=before)  # all is verified, so that only the date could tell
+    before = partial(known.before, project.out)
+    if known.pattern.startswith(("04_feature/store", "weights")):
+        project.run("features", before=before)  # all is verified, so that only the date of a file could tell
     for path in project.out.glob(known.without) if known.without else ():
         path.unlink()
     file = sorted(project.out.glob(known.pattern))[0]
