@@ -37,6 +37,7 @@ from faults.project import (
 
 OVERRIDES = (1, 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
 DROP_FROM_BOUNDING_SET, CAPABILITIES_VERSION = 24, 0x20080522  # of Linux
+WEIGHTS = PROJECT / "data/01_raw/weights/resnet18.safetensors"
 DAY = 86_400
 ROOM = 12 << 10  # bytes that a full disk has left: for a lock and the name of the run
 DISK = 64 << 20
@@ -75,6 +76,9 @@ class Undisturbed:
             found.results[stage] = {
                 name: value for name, value in results(earlier.out).items() if name.startswith(made)
             }
+        earlier.run(
+            "features"
+        )  # all rows are verified now, so that of a change that keeps dates only the content tells
         found.before["end"] = earlier
         return found
 
@@ -271,8 +275,8 @@ def _own_weights(out: Path) -> None:
     from mpfm_kedro.backbones import weights
     from mpfm_kedro.backbones.origins import Obtained, Origin, read_tensors
 
-    whole, obtain = PROJECT / "data/01_raw/weights/resnet18.safetensors", weights.obtain_weights
-    origin = Origin("the project", lambda *_: Obtained(read_tensors(whole), str(whole)))
+    obtain = weights.obtain_weights
+    origin = Origin("the project", lambda *_: Obtained(read_tensors(WEIGHTS), str(WEIGHTS)))
     weights.obtain_weights = lambda name, *_: obtain(name, out / "weights", None, [origin])  # type: ignore[assignment]
 
 
@@ -287,7 +291,7 @@ KINDS = {
     "keys of features": Kind("04_feature/store/*/keys.txt", ("features",)),
     "checksums of features": Kind("04_feature/store/*/checksums.u32", ("features",)),
     "state of verified features": Kind("04_feature/store/*/verified.json", ("features",)),
-    "weights": Kind("weights/*.safetensors", ("features",), without="04_feature/store/*/*", before=_own_weights),
+    "weights": Kind("weights/resnet18.safetensors", ("features",), without="04_feature/store/*/*", before=_own_weights),
     "cached closed form": Kind("cache/models/closed_form-*", ("prototypes",)),
     "cached heads": Kind("cache/models/heads-*", ("training",)),
     "cached calibration": Kind("cache/models/calibrated-*", ("prototypes", "training")),
@@ -344,8 +348,9 @@ def damage(base: Undisturbed, kind: str, how: str, name: str) -> str:
     known = KINDS[kind]
     project = base.project("end", name)
     before = partial(known.before, project.out)
-    if known.pattern.startswith(("04_feature/store", "weights")):
-        project.run("features", before=before)  # all is verified, so that only the date of a file could tell
+    if known.before == _own_weights:
+        (project.out / "weights").mkdir()
+        shutil.copy2(WEIGHTS, project.out / "weights")
     for path in project.out.glob(known.without) if known.without else ():
         path.unlink()
     file = sorted(project.out.glob(known.pattern))[0]

@@ -72,14 +72,14 @@ def use_study(file: Path) -> None:
         found.parameters_of(entry)
 
 
-@inputs(5_000)
+@inputs(3_000)
 @given(seed=SEEDS)
 def test_a_damaged_study_file_is_read_or_refused(seed, tmp_path, attempt):
     (tmp_path / "study.yml").write_bytes(damaged(study(), seed))
     attempt(lambda: use_study(tmp_path / "study.yml"), InputError)
 
 
-@inputs(5_000)
+@inputs(1_500)
 @given(data=st.data())
 def test_a_study_file_with_odd_values_is_read_or_refused(data, tmp_path, attempt):
     content = yaml.safe_load(study())
