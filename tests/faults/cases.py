@@ -96,7 +96,9 @@ def _copy_after_each_stage(project: Project) -> None:
     @wraps(begin)
     def before_node_run(self):
         for stage in done:
-            copy(project.out, project.folder.with_name(f"after_{stage}") / "out")
+            target = project.folder.with_name(f"after_{stage}") / "out"
+            copy(project.out, target)
+            shutil.rmtree(target / "locks")  # of this process
         done.clear()
         begin(self)
 

@@ -241,4 +241,5 @@ def assert_same(out: Path, expected: dict[str, str]) -> None:
     """All results that are there must be the expected ones, and none may be missing."""
     found = results(out)
     assert found.keys() >= expected.keys(), sorted(expected.keys() - found.keys())
-    assert {name for name in expected if found[name] != expected[name]} == set()
+    changed = [name for name in expected if found[name] != expected[name]]
+    assert not changed, changed

@@ -429,6 +429,28 @@ def test_two_processes_at_once_neither_lose_nor_double_a_row(images, weights, tm
     ]
 
 
+def test_a_damaged_row_is_extracted_again_with_the_same_rounding(images, weights, tmp_path, monkeypatch):
+    """In a whole batch, as it was before: alone in one it can round otherwise."""
+    sizes, extract = [], extraction.extract
+
+    def extract_counted(*arguments: Any) -> Iterator[ExtractedBatch]:
+        for batch in extract(*arguments):
+            sizes.append(len(batch.positions))
+            yield batch
+
+    monkeypatch.setattr(extraction, "extract", extract_counted)
+    before = by_view(run(images, weights, tmp_path / "store", batch_size=7))
+    (file,) = (tmp_path / "store").glob("*/maps.f16")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 16
+    file.write_bytes(content)
+    again = run(images, weights, tmp_path / "store", batch_size=7)
+    assert sizes == [7, 7, 7]
+    assert len(again.store.keys()) == 15  # the damaged one is there twice, the last one counts
+    for part, expected in zip(by_view(again), before, strict=True):
+        np.testing.assert_array_equal(part, expected)
+
+
 class KilledLoader(ImageLoader):
     """One whose process is killed at its third image."""
 

@@ -86,6 +86,7 @@ def _extract(
     compute: ComputeParameters,
 ) -> Features:
     from mpfm_kedro.backbones.building import build_backbone
+    from mpfm_kedro.backbones.extraction import images_per_batch
 
     backbone = build_backbone(weights.name, weights.tensors, parameters.layers, parameters.map_layers)
     spec = specification(backbone, weights, int(views["image_size"].iloc[0]), parameters)
@@ -95,19 +96,32 @@ def _extract(
         with folder.writing() as writer:
             # asked again: another process may have written some while this one waited
             new = views[keys.isin(folder.missing(keys))].drop_duplicates(KEY)
-            size = in_units(store.check_room(spec, len(new)))
+            need = in_units(store.check_room(spec, len(new)))
             message = "Features: %d of %d views are new to %s at %d px, %s in %s"
-            logger.info(message, len(new), keys.nunique(), spec.backbone, spec.image_size, size, folder.folder)
-            whole = Shard(new, images, spec.image_size, device, parameters)
+            logger.info(message, len(new), keys.nunique(), spec.backbone, spec.image_size, need, folder.folder)
+            wanted = set(row_keys(new))
+            size = images_per_batch(backbone, spec.image_size, parameters.batch_size)
+            filled = _fill_batches(new, views, size) if wanted & set(folder.keys()) else new
+            whole = Shard(filled, images, spec.image_size, device, parameters)
             if compute.dask_scheduler is not None:
                 rows = extract_on_dask(whole, backbone, weights, compute)
             else:
                 rows = extract_here(whole, backbone)
             with progress("Features", len(new), "images") as bar:
                 for names, pooled, maps in rows:
-                    writer.append(names, pooled, maps)
-                    bar.advance(len(names))
+                    kept = [place for place, name in enumerate(names) if name in wanted]
+                    writer.append([names[place] for place in kept], pooled[kept], maps[kept])
+                    bar.advance(len(kept))
     return Features.locate(views, folder)
+
+
+def _fill_batches(new: pd.DataFrame, views: pd.DataFrame, size: int) -> pd.DataFrame:
+    """Views with damaged rows, and as many others as fill the last batch: its size can decide the rounding.
+
+    So a row that was damaged gets the numbers that it had.
+    """
+    others = views[~row_keys(views).isin(row_keys(new))].drop_duplicates(KEY)
+    return pd.concat([new, others.head(-len(new) % size)], ignore_index=True)
 
 
 def specification(
