@@ -291,7 +291,9 @@ KINDS = {
         "04_feature/store/*/pooled.f32", ("features", "prototypes"), without="cache/models/*", before=_in_workers
     ),
     "keys of features": Kind("04_feature/store/*/keys.txt", ("features",)),
-    "checksums of features": Kind("04_feature/store/*/checksums.u32", ("features",)),
+    "checksums of features": Kind(
+        "04_feature/store/*/checksums.u32", ("features", "prototypes"), without="cache/models/*", before=_in_workers
+    ),
     "state of verified features": Kind("04_feature/store/*/verified.json", ("features",)),
     "weights": Kind("weights/resnet18.safetensors", ("features",), without="04_feature/store/*/*", before=_own_weights),
     "cached closed form": Kind("cache/models/closed_form-*", ("prototypes",)),
@@ -357,11 +359,14 @@ def damage(base: Undisturbed, kind: str, how: str, name: str) -> str:
         path.unlink()
     file = sorted(project.out.glob(known.pattern))[0]
     DAMAGES[how](file)
+    damaged = file.read_bytes()
     process = project.start(*known.stages, before=before)
     expected = base.results[known.stages[-1]]
     if process.wait() == 0:
         named = file.name in process.output or str(file.parent) in process.output
         assert_same(project.out, expected)
+        if file.read_bytes() == damaged:
+            return "not read, equal results"
         return "named and rebuilt, equal results" if named else "rebuilt, equal results"
     line = refused(process)
     assert str(file.parent) in line, line

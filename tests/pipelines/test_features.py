@@ -429,7 +429,8 @@ def test_two_processes_at_once_neither_lose_nor_double_a_row(images, weights, tm
     ]
 
 
-def test_a_damaged_row_is_extracted_again_with_the_same_rounding(images, weights, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["maps.f16", "keys.txt"])
+def test_a_damaged_row_is_extracted_again_with_the_same_rounding(name, images, weights, tmp_path, monkeypatch):
     """In a whole batch, as it was before: alone in one it can round otherwise."""
     sizes, extract = [], extraction.extract
 
@@ -440,9 +441,9 @@ def test_a_damaged_row_is_extracted_again_with_the_same_rounding(images, weights
 
     monkeypatch.setattr(extraction, "extract", extract_counted)
     before = by_view(run(images, weights, tmp_path / "store", batch_size=7))
-    (file,) = (tmp_path / "store").glob("*/maps.f16")
+    (file,) = (tmp_path / "store").glob(f"*/{name}")
     content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 16
+    content[len(content) // 2 + 1] ^= 16
     file.write_bytes(content)
     again = run(images, weights, tmp_path / "store", batch_size=7)
     assert sizes == [7, 7, 7]

@@ -101,6 +101,10 @@ class StoreFolder:
         present, damaged = self._rows(), self._damaged_rows()
         return [key for key in dict.fromkeys(keys) if key not in present or present[key] in damaged]
 
+    def is_damaged(self) -> bool:
+        """Whether some row is not as it was written."""
+        return bool(self._damaged_rows())
+
     @cached_property
     def pooled(self) -> np.ndarray:
         """Pooled statistics (rows, pooled_size), fp32, memory-mapped; each row is verified when it is first read."""

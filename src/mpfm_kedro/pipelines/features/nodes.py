@@ -101,7 +101,7 @@ def _extract(
             logger.info(message, len(new), keys.nunique(), spec.backbone, spec.image_size, need, folder.folder)
             wanted = set(row_keys(new))
             size = images_per_batch(backbone, spec.image_size, parameters.batch_size)
-            filled = _fill_batches(new, views, size) if wanted & set(folder.keys()) else new
+            filled = _fill_batches(new, views, size) if folder.is_damaged() else new
             whole = Shard(filled, images, spec.image_size, device, parameters)
             if compute.dask_scheduler is not None:
                 rows = extract_on_dask(whole, backbone, weights, compute)
@@ -116,7 +116,7 @@ def _extract(
 
 
 def _fill_batches(new: pd.DataFrame, views: pd.DataFrame, size: int) -> pd.DataFrame:
-    """Views with damaged rows, and as many others as fill the last batch: its size can decide the rounding.
+    """New views, and as many others as fill the last batch: its size can decide the rounding.
 
     So a row that was damaged gets the numbers that it had.
     """
