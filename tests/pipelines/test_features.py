@@ -444,7 +444,12 @@ def test_a_damaged_row_is_extracted_again_with_the_same_rounding(name, images, w
     (file,) = (tmp_path / "store").glob(f"*/{name}")
     content = bytearray(file.read_bytes())
     content[len(content) // 2 + 1] ^= 16
+    if name == "keys.txt":  # as an ageing disk does, after all was verified
+        run(images, weights, tmp_path / "store", batch_size=7)
+    found = file.stat()
     file.write_bytes(content)
+    if name == "keys.txt":
+        os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
     again = run(images, weights, tmp_path / "store", batch_size=7)
     assert sizes == [7, 7, 7]
     assert len(again.store.keys()) == 15  # the damaged one is there twice, the last one counts
