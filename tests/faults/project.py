@@ -20,6 +20,8 @@ import numpy as np
 import pandas as pd
 import psutil
 
+from mpfm_kedro.backbones.store import row_keys
+
 PROJECT = Path(__file__).parents[2]
 FEW = "n_seeds=1,known_class=spot"
 STAGES = ("ingestion", "audit", "features", "runs", "prototypes", "training", "scoring", "evaluation", "reporting")
@@ -224,8 +226,9 @@ def results(out: Path) -> dict[str, str]:
         tensors = content[8 + int.from_bytes(content[:8], "little") :]
         found[str(file.relative_to(out))] = hashlib.sha256(tensors).hexdigest()
     for file in out.glob("04_feature/store/*/keys.txt"):
-        keys = file.read_text().splitlines()
-        rows = {key: row for row, key in enumerate(keys)}
+        keys = file.read_bytes().decode(errors="replace").split("\n")[:-1]
+        wanted = set(row_keys(pd.read_parquet(out / "04_feature/synthetic/views.parquet")))  # others are never read
+        rows = {key: row for row, key in enumerate(keys) if key in wanted}
         for name in ("pooled.f32", "maps.f16"):
             table = np.fromfile(file.with_name(name), np.uint8).reshape(len(keys), -1)
             content = b"".join(table[rows[key]].tobytes() for key in sorted(rows))
