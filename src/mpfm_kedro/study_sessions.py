@@ -21,7 +21,7 @@ from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.forecasting import Need, describe_need
 from mpfm_kedro.experiments.specifications import compared_specifications
 from mpfm_kedro.experiments.study_file import DECIDED, read_study
-from mpfm_kedro.files import replacing
+from mpfm_kedro.files import in_units, replacing
 from mpfm_kedro.locks import Use, locked
 from mpfm_kedro.parameters import check_parameters
 from mpfm_kedro.pipelines.datasets.nodes import describe
@@ -136,8 +136,8 @@ def describe_plan(name: str, comparisons: list[Comparison], output_root: Path) -
         free = shutil.disk_usage(output_root).free
         lines.append(
             f"  in all: {sum(need.trials for need in needs):,} trials, {sum(need.images for need in needs):,} images, "
-            f"about {in_words(sum(need.seconds for need in needs))}, {disk / 1e9:.1f} GB of disk "
-            f"({free / 1e9:.1f} GB are free), {memory / 1e9:.1f} GB of memory at once "
+            f"about {in_words(sum(need.seconds for need in needs))}, {in_units(disk)} of disk "
+            f"({in_units(free)} are free), {memory / 1e9:.1f} GB of memory at once "
             f"(limit {min(need.memory_limit for need in needs) / 1e9:.1f} GB)"
         )
         if disk > free:

@@ -147,6 +147,16 @@ def test_a_damaged_row_is_not_read(stores, name, size):
     assert "\n" not in str(raised.value)
 
 
+def test_three_damaged_values_of_one_map_are_noticed(stores):
+    """Together they once changed a score from −1.9 to 17.6."""
+    append(stores.open(SPEC), NAMES)
+    for place in (1, 3, 5):
+        flip(stores.open(SPEC).folder / "maps.f16", place)
+    with pytest.raises(InputError, match=r"maps\.f16 is damaged in row 0"):
+        stores.open(SPEC).maps[0]
+    assert stores.open(SPEC).missing(NAMES) == NAMES[:1]
+
+
 @pytest.mark.parametrize("place", [0, 9, 12 + 12])
 def test_a_damaged_row_is_named_and_written_again(stores, place, caplog):
     append(stores.open(SPEC), NAMES)

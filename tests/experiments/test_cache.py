@@ -181,3 +181,11 @@ def test_a_checkpoint_that_cannot_be_read_is_ignored_with_a_warning(tmp_path, ca
     file.path.write_bytes(b"cut")
     assert CheckpointFile(file).load() is None
     assert "checkpoint" in caplog.text
+
+
+def test_a_changed_letter_in_the_index_is_noticed(tmp_path):
+    save_folder(tmp_path / "models", {"run|MPFM|heads": saved(tmp_path / "piece")})
+    index = tmp_path / "models/index.json"
+    index.write_text(index.read_text().replace("MPFM", "MPFN"))
+    with pytest.raises(InputError, match=r"index\.json is missing or damaged"):
+        load_folder(tmp_path / "models")

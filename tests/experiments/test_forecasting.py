@@ -128,5 +128,7 @@ def test_a_need_in_words_and_in_a_file(tmp_path):
     need = Need(**numbers | {"extraction_seconds": 3600.0, "disk_bytes": 5 * 10**9, "measured": True})
     assert need.seconds == 7200
     assert "elpv: 1,200 trials" in describe_need("elpv", need) and "2.0 h, 5.0 GB" in describe_need("elpv", need)
+    little = Need(**asdict(need) | {"disk_bytes": 12_345})
+    assert "12.3 kB of disk" in describe_need("elpv", little)
     on_dask = Need(**asdict(need) | {"at_once": 0})
     assert "3.0 h on one core" in describe_need("elpv", on_dask)

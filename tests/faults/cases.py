@@ -5,6 +5,7 @@ Every case ends with the same results as an undisturbed run, or it raises. It re
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -15,17 +16,33 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 
 import psutil
 
-from faults.project import MADE, PROJECT, STAGES, TARGETS, WITH_WORKERS, Process, Project, assert_same, refused, results
+from faults.project import (
+    MADE,
+    PROJECT,
+    STAGES,
+    TARGETS,
+    WITH_WORKERS,
+    Process,
+    Project,
+    assert_same,
+    copy,
+    refused,
+    results,
+)
 
-NOBODY = 65534
+OVERRIDES = (1, 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+DROP_FROM_BOUNDING_SET, CAPABILITIES_VERSION = 24, 0x20080522  # of Linux
+WEIGHTS = PROJECT / "data/01_raw/weights/resnet18.safetensors"
 DAY = 86_400
 ROOM = 12 << 10  # bytes that a full disk has left: for a lock and the name of the run
 DISK = 64 << 20
+# files that a stage writes before it has a result
+BEFORE_RESULTS = ("last_run.json", "views.parquet", "store.json", "checksums.u32", "verified.json")
 
 
 class NotHereError(Exception):
@@ -45,9 +62,9 @@ class Undisturbed:
         """Run all stages once, with a copy of the outputs after each."""
         project = Project(folder / "undisturbed")
         project.folder.mkdir(parents=True)
-        process = project.start(before=lambda: _copy_after_each_stage(project))
+        process = project.start(before=partial(_copy_after_each_stage, project))
         assert process.wait() == 0, process.output
-        shutil.copytree(project.out, folder / f"after_{STAGES[-1]}/out")
+        copy(project.out, folder / f"after_{STAGES[-1]}/out")
         found = cls(folder)
         (folder / "empty/out").mkdir(parents=True)
         (folder / "empty/raw").symlink_to(project.folder / "raw")
@@ -59,6 +76,9 @@ class Undisturbed:
             found.results[stage] = {
                 name: value for name, value in results(earlier.out).items() if name.startswith(made)
             }
+        earlier.run(
+            "features"
+        )  # all rows are verified now, so that of a change that keeps dates only the content tells
         found.before["end"] = earlier
         return found
 
@@ -77,7 +97,8 @@ def _copy_after_each_stage(project: Project) -> None:
     def before_node_run(self):
         for stage in done:
             target = project.folder.with_name(f"after_{stage}") / "out"
-            shutil.copytree(project.out, target, ignore=shutil.ignore_patterns("locks"))
+            copy(project.out, target)
+            shutil.rmtree(target / "locks")  # of this process
         done.clear()
         begin(self)
 
@@ -96,18 +117,15 @@ def _copy_after_each_stage(project: Project) -> None:
 def kill_main(base: Undisturbed, stage: str, name: str) -> str:
     """The main process is killed in the middle of writing: numbers without keys, a file without its name."""
     project = base.project(stage, name)
-    process = project.start(stage, before=lambda: _at_first_write(_kill_self))
+    process = project.start(stage, before=partial(_at_first_write, _kill_self))
     assert process.wait() == -signal.SIGKILL, process.output
     return _resumed(base, project, stage)
 
 
 def kill_main_at_work(base: Undisturbed, stage: str, name: str) -> str:
     """The main process is killed while a worker computes; the worker ends, too."""
-    if stage not in WITH_WORKERS:
-        raise NotHereError("no workers")
     project = base.project(stage, name)
-    process = project.start(stage)
-    worker = _worker_at_work(process)
+    process, worker = _started_with_worker(project, stage)
     process.kill()
     process.wait()
     worker.wait(60)
@@ -116,11 +134,10 @@ def kill_main_at_work(base: Undisturbed, stage: str, name: str) -> str:
 
 def kill_worker(base: Undisturbed, stage: str, name: str) -> str:
     """A worker process is killed."""
-    if stage not in WITH_WORKERS:
-        raise NotHereError("no workers")
     project = base.project(stage, name)
-    process = project.start(stage)
-    _worker_at_work(process).kill()
+    process, worker = _started_with_worker(project, stage)
+    worker.kill()
+    (project.folder / "go").touch()
     assert "worker process was killed" in refused(process)
     return "one line; " + _resumed(base, project, stage)
 
@@ -150,7 +167,7 @@ def kill_dask_scheduler(base: Undisturbed, stage: str, name: str) -> str:
 def two_processes(base: Undisturbed, stage: str, name: str) -> str:
     """The same stage is started again while it is at work in the same folder."""
     project = base.project(stage, name)
-    first = project.start(stage, before=lambda: _at_first_write(lambda: _wait_for(project.folder / "go")))
+    first = project.start(stage, before=partial(_at_first_write, partial(_wait_for, project.folder / "go")))
     _until(lambda: (project.folder / "go.waiting").exists() or not first.is_running(), first)
     second = project.start(stage, name="second")
     _until(lambda: not second.is_running() or "Waiting for another process" in second.output, second)
@@ -181,19 +198,14 @@ def disk_full(base: Undisturbed, stage: str, name: str) -> str:
 
 
 def permission_lost(base: Undisturbed, stage: str, name: str) -> str:
-    """The folder that the stage writes to belongs to somebody else; then it is given back."""
-    if os.geteuid() != 0:
-        raise NotHereError("only root can act as another user")
+    """The folder that the stage writes to may not be written; then it may again."""
     project = base.project(stage, name)
     target = project.out / TARGETS[stage]
     target.mkdir(parents=True, exist_ok=True)
-    for path in [project.folder, *project.folder.rglob("*")]:
-        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
     locked = [target, *(path for path in target.iterdir() if path.is_dir() and stage == "features")]
     for path in locked:
-        os.chown(path, 0, 0)
         path.chmod(0o555)
-    line = refused(project.start(stage, before=_become_nobody))
+    line = refused(project.start(stage, before=_obey_permissions))
     assert str(target) in line and "ermission denied" in line, line
     for path in locked:
         path.chmod(0o755)
@@ -228,6 +240,19 @@ PROCESS_FAULTS: dict[str, Callable[[Undisturbed, str, str], str]] = {
 # files
 
 
+def _in_workers(out: Path) -> None:
+    """Tasks run in worker processes as ever, and read the file."""
+
+
+def _alone(out: Path) -> None:
+    """In this process, do the work of its workers: they take longest to start, and do not read the file."""
+    from mpfm_kedro import parallel
+
+    parallel._in_workers = lambda function, tasks, *_: (  # type: ignore[assignment]
+        (index, parallel._outcome(function, task)) for index, task in enumerate(tasks)
+    )
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of stored file.
@@ -237,25 +262,52 @@ class Kind:
         stages: that read it, run afterwards.
         repair: stages that make it again where the former refuse it.
         without: files that are deleted first, so that the file is really read.
+        before: called in each process with the output folder, before its command.
     """
 
     pattern: str
     stages: tuple[str, ...]
     repair: tuple[str, ...] = ()
     without: str = ""
+    before: Callable[[Path], None] = _alone
+
+
+def _own_weights(out: Path) -> None:
+    """In this process, cache weights in the output folder, and obtain them from the project without a network."""
+    from mpfm_kedro.backbones import weights
+    from mpfm_kedro.backbones.origins import Obtained, Origin, read_tensors
+
+    obtain = weights.obtain_weights
+    origin = Origin("the project", lambda *_: Obtained(read_tensors(WEIGHTS), str(WEIGHTS)))
+    weights.obtain_weights = lambda name, *_: obtain(name, out / "weights", None, [origin])  # type: ignore[assignment]
 
 
 FITS = ("prototypes", "training", "scoring")
 KINDS = {
-    "feature maps": Kind("04_feature/store/*/maps.f16", ("features", "prototypes"), without="cache/models/*"),
-    "pooled features": Kind("04_feature/store/*/pooled.f32", ("features", "prototypes"), without="cache/models/*"),
+    "feature maps": Kind(
+        "04_feature/store/*/maps.f16", ("features", "prototypes"), without="cache/models/*", before=_in_workers
+    ),
+    "pooled features": Kind(
+        "04_feature/store/*/pooled.f32", ("features", "prototypes"), without="cache/models/*", before=_in_workers
+    ),
     "keys of features": Kind("04_feature/store/*/keys.txt", ("features",)),
-    "checksums of features": Kind("04_feature/store/*/checksums.u32", ("features",)),
+    "checksums of features": Kind(
+        "04_feature/store/*/checksums.u32", ("features", "prototypes"), without="cache/models/*", before=_in_workers
+    ),
+    "state of verified features": Kind("04_feature/store/*/verified.json", ("features",)),
+    "weights": Kind("weights/resnet18.safetensors", ("features",), without="04_feature/store/*/*", before=_own_weights),
     "cached closed form": Kind("cache/models/closed_form-*", ("prototypes",)),
     "cached heads": Kind("cache/models/heads-*", ("training",)),
     "cached calibration": Kind("cache/models/calibrated-*", ("prototypes", "training")),
     "cached scores": Kind("cache/models/scores-*", ("scoring",)),
     "cached pixel measures": Kind("cache/models/pixels-*", ("scoring",)),
+    "present model that knows no anomaly": Kind(
+        "06_models/synthetic/hard/initial_models/closed_form-*",
+        ("training",),
+        FITS,
+        without="cache/models/heads-*",
+        before=_in_workers,
+    ),
     "present model": Kind("06_models/synthetic/hard/models/calibrated-*", ("scoring",), FITS),
     "index of models": Kind("06_models/synthetic/hard/models/index.json", ("scoring",), FITS),
     "what is known of image files": Kind("02_intermediate/synthetic/files.parquet", ("ingestion",)),
@@ -263,14 +315,15 @@ KINDS = {
     "sample table": Kind("02_intermediate/synthetic/samples.parquet", ("features",), ("ingestion", "features")),
     "table of views": Kind("04_feature/synthetic/features.parquet", ("prototypes",), ("features", "prototypes")),
     "run table": Kind("05_model_input/synthetic/hard/runs.parquet", ("prototypes",), ("runs", "prototypes")),
+    "trial table": Kind("05_model_input/synthetic/hard/trials.parquet", ("prototypes",), ("runs", "prototypes")),
     "score table": Kind("07_model_output/synthetic/hard/scores.parquet", ("evaluation",), ("scoring", "evaluation")),
 }
 
 
 def flip(file: Path) -> None:
-    """Change one bit in the middle."""
+    """Change one bit: of a feature store, in a row that training reads."""
     content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 0x10
+    content[len(content) // 4] ^= 0x10
     file.write_bytes(content)
 
 
@@ -298,21 +351,26 @@ def damage(base: Undisturbed, kind: str, how: str, name: str) -> str:
     """A stored file is damaged, then read."""
     known = KINDS[kind]
     project = base.project("end", name)
-    if how == "flipped bit, date kept":
-        project.run("features")  # all is verified, so that only the date could tell
+    before = partial(known.before, project.out)
+    if known.before == _own_weights:
+        (project.out / "weights").mkdir()
+        shutil.copy2(WEIGHTS, project.out / "weights")
     for path in project.out.glob(known.without) if known.without else ():
         path.unlink()
     file = sorted(project.out.glob(known.pattern))[0]
     DAMAGES[how](file)
-    process = project.start(*known.stages)
+    damaged = file.read_bytes()
+    process = project.start(*known.stages, before=before)
     expected = base.results[known.stages[-1]]
     if process.wait() == 0:
         named = file.name in process.output or str(file.parent) in process.output
         assert_same(project.out, expected)
+        if file.read_bytes() == damaged:
+            return "not read, equal results"
         return "named and rebuilt, equal results" if named else "rebuilt, equal results"
     line = refused(process)
     assert str(file.parent) in line, line
-    repaired = project.run(*(known.repair or known.stages))
+    repaired = project.run(*(known.repair or known.stages), before=before)
     assert_same(project.out, expected)
     return "named in one line; the next start rebuilds it" + (" and names it" if file.name in repaired else "")
 
@@ -334,7 +392,7 @@ def _at_first_write(act: Callable[[], None]) -> None:
 
     def fsync(descriptor: int) -> None:
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
-        if path.is_file() and not path.name.endswith(("last_run.json", "store.json", "checksums.u32", "verified.json")):
+        if path.is_file() and not path.name.endswith(BEFORE_RESULTS):
             act()
         sync(descriptor)
 
@@ -368,12 +426,20 @@ def _until(condition: Callable[[], bool], process: Process) -> None:
         time.sleep(0.05)
 
 
-def _worker_at_work(process: Process) -> psutil.Process:
-    """A worker of a process, once it has begun to compute."""
-    _until(lambda: bool(process.workers()) or not process.is_running(), process)
+def _started_with_worker(project: Project, stage: str) -> tuple[Process, psutil.Process]:
+    """A started stage, and a worker of it that has begun to work."""
+    if stage == "features":  # quick: it waits at its second batch
+        stop = partial(_at_first_write, partial(_wait_for, project.folder / "go"))
+        process = project.start(stage, more=",features.workers=1", before=stop)
+        _until(lambda: (project.folder / "go.waiting").exists() or not process.is_running(), process)
+    elif stage in WITH_WORKERS:
+        process = project.start(stage)
+        _until(lambda: bool(process.workers()) or not process.is_running(), process)
+    else:
+        raise NotHereError("no workers")
     (worker, *_) = process.workers()
-    _until(lambda: sum(worker.cpu_times()[:2]) > 1 or not process.is_running(), process)
-    return worker
+    _until(lambda: sum(worker.cpu_times()[:2]) > 1 or stage == "features", process)
+    return process, worker
 
 
 def _dask_worker_at_work(process: Process, nanny: psutil.Process) -> psutil.Process:
@@ -386,7 +452,7 @@ def _dask_worker_at_work(process: Process, nanny: psutil.Process) -> psutil.Proc
 @contextmanager
 def _dask(stage: str, project: Project) -> Iterator[tuple[str, psutil.Process, psutil.Process]]:
     """A Dask cluster of one worker: its address, its scheduler, the nanny of its worker."""
-    if stage not in WITH_WORKERS:
+    if stage not in ("features", *WITH_WORKERS):
         raise NotHereError("no workers")
     try:
         import distributed  # noqa: F401
@@ -433,11 +499,17 @@ def _small_disk(folder: Path) -> Iterator[Callable[[], None]]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def _become_nobody() -> None:
-    os.setgroups([])
-    os.setgid(NOBODY)
-    os.setuid(NOBODY)
-    os.environ["HOME"] = "/nonexistent"
+def _obey_permissions() -> None:
+    """Take from this process, and from its workers, the capabilities with which root writes everywhere."""
+    system = ctypes.CDLL(None, use_errno=True)
+    for capability in OVERRIDES if os.geteuid() == 0 else ():
+        assert system.prctl(DROP_FROM_BOUNDING_SET, capability, 0, 0, 0) == 0
+    header = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0)
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: first the lower halves of each
+    assert system.capget(header, sets) == 0
+    for place in range(3):
+        sets[place] &= ~sum(1 << capability for capability in OVERRIDES)
+    assert system.capset(header, sets) == 0, os.strerror(ctypes.get_errno())
 
 
 def _turn_clock_back() -> None:

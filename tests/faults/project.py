@@ -1,35 +1,33 @@
 """The stages of the hard setting on synthetic images, each run as a process of its own that can be disturbed.
 
-Processes are forked from this one after all imports, so that one of them costs little. This process never runs a
-pipeline itself.
+This process never runs a pipeline itself.
 """
 
 from __future__ import annotations
 
+import atexit
 import hashlib
-import logging
+import multiprocessing
 import os
-import shutil
-import signal
+import subprocess
 import sys
-import time
-import traceback
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from importlib import import_module
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import psutil
-import torch
+
+from mpfm_kedro.backbones.store import row_keys
 
 PROJECT = Path(__file__).parents[2]
 FEW = "n_seeds=1,known_class=spot"
 STAGES = ("ingestion", "audit", "features", "runs", "prototypes", "training", "scoring", "evaluation", "reporting")
 OF_ALL_STUDIES = STAGES[:3]
 WITH_WORKERS = ("prototypes", "training", "scoring")
-SECONDS = 1200  # after which a process is believed to hang
+SECONDS = 600  # after which a process is believed to hang
 # where each stage writes first, below the output folder
 TARGETS = {
     "ingestion": "02_intermediate/synthetic",
@@ -59,96 +57,96 @@ MADE = {
 
 
 STARTED: list[Process] = []
+# Python's own server of processes: it is started anew, imports what is slow to import, and then forks. A process of it
+# costs little, and has nothing of the threads, streams and log handlers of a test.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(
+    ["kedro.framework.cli", "matplotlib.pyplot"]
+    + [f"mpfm_kedro.{name}" for name in ("cli", "experiments.fitting", "inspection.production", "pipeline_registry")]
+)
+
+
+def nothing() -> None:
+    """What happens in a process before its command, where nothing is said."""
 
 
 def end_all() -> None:
     """Kill what still runs of all that was started, after a test that failed."""
     for process in STARTED:
-        if process.is_running():
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
     STARTED.clear()
 
 
-@dataclass
 class Process:
-    """A forked process; ``output`` is what it has written."""
+    """A process that runs ``kedro`` with some arguments.
 
-    pid: int
-    log: Path
-    code: int | None = None
-    begun: float = field(default_factory=time.monotonic)
+    Args:
+        arguments: of the command line.
+        log: the file for all that it writes.
+        before: called in it first, as the parts that it has of a fault; importable by name.
+    """
+
+    def __init__(self, arguments: Sequence[str], log: Path, before: Callable[[], None] = nothing) -> None:
+        self._log = log
+        self._log.write_bytes(b"")
+        self._process = SERVER.Process(target=_run, args=(arguments, log, before))
+        self._process.start()
+        STARTED.append(self)
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        assert self._process.pid is not None
+        return self._process.pid
 
     @property
     def output(self) -> str:
         """Standard output and errors so far."""
-        return self.log.read_text(errors="replace")
+        return self._log.read_text(errors="replace")
 
     def is_running(self) -> bool:
         """Whether it has not ended yet."""
-        if self.code is None:
-            ended, status = os.waitpid(self.pid, os.WNOHANG)
-            self.code = os.waitstatus_to_exitcode(status) if ended else None
-        return self.code is None
+        return self._process.is_alive()
 
     def wait(self) -> int:
         """Its exit code; the negative signal if it was killed."""
-        while self.is_running():
-            if time.monotonic() - self.begun > SECONDS:
-                self.kill()
-                raise AssertionError(f"the process hangs:\n{self.output}")
-            time.sleep(0.05)
-        assert self.code is not None
-        return self.code
+        self._process.join(SECONDS)
+        if self._process.exitcode is None:
+            self.kill()
+            raise AssertionError(f"the process hangs:\n{self.output}")
+        return self._process.exitcode
 
     def kill(self) -> None:
         """End it as a machine without memory does."""
-        os.kill(self.pid, signal.SIGKILL)
+        self._process.kill()
 
     def workers(self) -> list[psutil.Process]:
-        """Its worker processes that are at work."""
+        """Its worker processes: those of loky, and those that were forked to read images."""
         try:
-            found = psutil.Process(self.pid).children(recursive=True)
-            return [worker for worker in found if "LokyProcess" in " ".join(worker.cmdline())]
+            own = psutil.Process(self.pid)
+            found = [(worker, worker.cmdline()) for worker in own.children(recursive=True)]
+            return [worker for worker, line in found if "LokyProcess" in " ".join(line) or line == own.cmdline()]
         except psutil.Error:
             return []
 
 
-def start(arguments: Sequence[str], log: Path, before: Callable[[], None] = lambda: None) -> Process:
-    """``kedro`` with these arguments, in a process forked from this one; ``before`` is called in it first."""
-    _import_all()
-    log.touch()
-    if pid := os.fork():
-        STARTED.append(Process(pid, log))
-        return STARTED[-1]
-    try:  # from here on in the new process
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        os.chdir(PROJECT)
-        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-        for handler in logging.root.handlers:  # Kedro has made them in the process that this one was forked from
-            if isinstance(handler, logging.StreamHandler):
-                handler.setStream(sys.stderr)
-        sys.argv = ["kedro", *arguments]
-        before()
-        from kedro.framework.cli import main
+def _run(arguments: Sequence[str], log: Path, before: Callable[[], None]) -> None:
+    """Do in this process what the command ``kedro`` does, to its very end."""
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(PROJECT)
+    sys.argv = ["kedro", *arguments]
+    multiprocessing.set_start_method(None, force=True)  # its own workers are started as ever
+    before()
+    from kedro.framework.cli import main
 
+    try:
         main()
-        os._exit(0)
-    except SystemExit as ended:
-        os._exit(ended.code if isinstance(ended.code, int) else 1)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(70)
-
-
-def _import_all() -> None:
-    """Everything that is slow to import, once, before the first fork."""
-    for module in ("cli", "experiments.fitting", "inspection.production", "pipeline_registry"):
-        import_module(f"mpfm_kedro.{module}")
-    import_module("matplotlib.pyplot")
-    assert torch.get_num_threads() == 1, "a forked process must not inherit threads: set OMP_NUM_THREADS=1"
+    finally:
+        threading._shutdown()  # as the interpreter ends, in its order; a forked process would leave it out
+        atexit._run_exitfuncs()
 
 
 @dataclass(frozen=True)
@@ -175,14 +173,14 @@ class Project:
         setting: str = "hard",
         more: str = "",
         name: str = "log",
-        before: Callable[[], None] = lambda: None,
+        before: Callable[[], None] = nothing,
     ) -> Process:
         """Start stages."""
-        return start(self.arguments(stages, setting, more), self.folder / f"{name}.txt", before)
+        return Process(self.arguments(stages, setting, more), self.folder / f"{name}.txt", before)
 
-    def run(self, *stages: str, **options: str) -> str:
+    def run(self, *stages: str, before: Callable[[], None] = nothing) -> str:
         """Run stages, which must succeed; returns what was written."""
-        process = self.start(*stages, **options)  # type: ignore[arg-type]
+        process = self.start(*stages, before=before)
         assert process.wait() == 0, process.output
         return process.output
 
@@ -192,8 +190,14 @@ class Project:
         raw = self.folder / "raw"
         if not raw.exists():
             raw.symlink_to((other.folder / "raw").resolve(), target_is_directory=True)
-        shutil.copytree(other.out, self.out, dirs_exist_ok=True)
+        copy(other.out, self.out)
         return self
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy what is in a folder; files that share their disk blocks do so in the copy, too."""
+    target.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["cp", "--archive", f"{source}/.", str(target)], check=True)
 
 
 def refused(process: Process) -> str:
@@ -222,8 +226,9 @@ def results(out: Path) -> dict[str, str]:
         tensors = content[8 + int.from_bytes(content[:8], "little") :]
         found[str(file.relative_to(out))] = hashlib.sha256(tensors).hexdigest()
     for file in out.glob("04_feature/store/*/keys.txt"):
-        keys = file.read_text().splitlines()
-        rows = {key: row for row, key in enumerate(keys)}
+        keys = file.read_bytes().decode(errors="replace").split("\n")[:-1]
+        wanted = set(row_keys(pd.read_parquet(out / "04_feature/synthetic/views.parquet")))  # others are never read
+        rows = {key: row for row, key in enumerate(keys) if key in wanted}
         for name in ("pooled.f32", "maps.f16"):
             table = np.fromfile(file.with_name(name), np.uint8).reshape(len(keys), -1)
             content = b"".join(table[rows[key]].tobytes() for key in sorted(rows))
@@ -239,4 +244,5 @@ def assert_same(out: Path, expected: dict[str, str]) -> None:
     """All results that are there must be the expected ones, and none may be missing."""
     found = results(out)
     assert found.keys() >= expected.keys(), sorted(expected.keys() - found.keys())
-    assert {name for name in expected if found[name] != expected[name]} == set()
+    changed = [name for name in expected if found[name] != expected[name]]
+    assert not changed, changed

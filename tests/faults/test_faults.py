@@ -17,21 +17,23 @@ from faults.cases import (
     Undisturbed,
     damage,
     disk_full,
+    kill_dask_scheduler,
     kill_main,
     kill_worker,
     permission_lost,
     two_processes,
 )
-from faults.project import end_all, refused, start
+from faults.project import Process, end_all, refused
 
 
 @pytest.fixture(scope="module")
 def base() -> Iterator[Undisturbed]:
-    """A run without faults, in a folder that other users can enter."""
+    """A run without faults."""
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
-    folder.chmod(0o755)
-    yield Undisturbed.make(folder)
-    shutil.rmtree(folder)
+    try:
+        yield Undisturbed.make(folder)
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +47,9 @@ def nothing_left() -> Iterator[None]:
     [
         (kill_main, "features"),
         (kill_main, "training"),
+        (kill_worker, "features"),
         (kill_worker, "prototypes"),
+        (kill_dask_scheduler, "scoring"),
         (two_processes, "runs"),
         (disk_full, "features"),
         (disk_full, "prototypes"),
@@ -66,6 +70,7 @@ def test_a_disturbed_stage_loses_nothing(fault, stage, base):
     [
         ("feature maps", "flipped bit", "named and rebuilt"),
         ("feature maps", "flipped bit, date kept", "named in one line"),
+        ("weights", "flipped bit", "named and rebuilt"),
         ("cached calibration", "flipped bit", "named and rebuilt"),
         ("cached scores", "cut", "named and rebuilt"),
         ("cached closed form", "empty", "named and rebuilt"),
@@ -87,6 +92,6 @@ def test_a_damaged_version_is_not_used(base):
     piece.write_bytes(content)
     before = {file: file.read_bytes() for file in (project.out / "06_models").rglob("*") if file.is_file()}
     arguments = ["versions", "use", "synthetic", "hard", version.name, f"--output-root={project.out}", "--env=test"]
-    line = refused(start(arguments, project.folder / "use.txt"))
+    line = refused(Process(arguments, project.folder / "use.txt"))
     assert str(piece) in line and "versions list" in line
     assert {file: file.read_bytes() for file in before} == before

@@ -7,6 +7,7 @@ import resource
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -43,6 +44,18 @@ def attempt(request: pytest.FixtureRequest) -> Iterator[Callable[[Callable[[], o
     yield call
     added = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert added < MEGABYTES, f"{added:.0f} MB more memory"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In a process of pytest-xdist, hand the numbers to the one that reports."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["tried"] = dict(TRIED)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Add the numbers of a process of pytest-xdist."""
+    TRIED.update(getattr(node, "workeroutput", {}).get("tried", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -107,3 +107,21 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
+
+
+def set_somewhere(data: st.DataObject, document: dict) -> None:
+    """Put anything anywhere into a JSON document."""
+    place = document
+    while True:
+        keys = sorted(place) if isinstance(place, dict) else list(range(len(place)))
+        if not keys:
+            return
+        key = data.draw(st.sampled_from(keys))
+        if isinstance(place[key], dict | list) and data.draw(st.booleans()):
+            place = place[key]
+            continue
+        if isinstance(place, dict) and data.draw(st.booleans()):
+            del place[key]
+        else:
+            place[key] = data.draw(JSON | st.just("../../card.json"))
+        return

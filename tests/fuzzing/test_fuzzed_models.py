@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzzing.conftest import inputs
-from fuzzing.seeds import JSON, SEEDS, damaged
+from fuzzing.seeds import JSON, SEEDS, damaged, set_somewhere
 from mpfm_kedro.backbones.origins import read_tensors
 from mpfm_kedro.detectors.base import Artefact
 from mpfm_kedro.errors import InputError
@@ -35,24 +35,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_model(replace(model, backbones=[few]), made)
     shutil.copytree(made, made.with_name("foreign"))
     return made
-
-
-def set_somewhere(data: st.DataObject, document: dict) -> None:
-    """Put anything anywhere into a JSON document."""
-    place = document
-    while True:
-        keys = sorted(place) if isinstance(place, dict) else list(range(len(place)))
-        if not keys:
-            return
-        key = data.draw(st.sampled_from(keys))
-        if isinstance(place[key], dict | list) and data.draw(st.booleans()):
-            place = place[key]
-            continue
-        if isinstance(place, dict) and data.draw(st.booleans()):
-            del place[key]
-        else:
-            place[key] = data.draw(JSON | st.just("../../card.json"))
-        return
 
 
 @inputs(4_000)
@@ -95,7 +77,7 @@ def test_a_damaged_card_is_refused(seed, folder, attempt):
     attempt(load, InputError)
 
 
-@inputs(200)
+@inputs(100)
 @given(data=st.data())
 def test_an_inspector_of_a_foreign_model_works_or_is_refused(data, folder, attempt):
     own, model = folder.with_name("whole"), made_model()

@@ -1,10 +1,11 @@
-"""Label files, parameters, logs and tables of anybody: a valid result or one clear error, nothing else."""
+"""Label files, parameters, study files, logs and tables of anybody: a valid result or one clear error, nothing else."""
 
 from __future__ import annotations
 
 import json
 from copy import deepcopy
 from functools import cache
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -13,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzzing.conftest import inputs
-from fuzzing.seeds import JSON, SEEDS, damaged
+from fuzzing.seeds import JSON, SEEDS, damaged, set_somewhere
 from mpfm_kedro.configuration import project_loader
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.experiments.study_file import read_study
 from mpfm_kedro.files import load_table, save_table
 from mpfm_kedro.inspection.predictions import PredictionLog
 from mpfm_kedro.parameters import check_parameters
@@ -50,13 +52,41 @@ def test_parameters_are_checked(data, attempt):
     values = deepcopy(parameters())
     group = values
     while True:
-        name = data.draw(st.sampled_from(sorted(group)) | st.text(max_size=8))
+        known = st.sampled_from(sorted(group)) if group else st.nothing()
+        name = data.draw(known | st.text(max_size=8))
         if isinstance(group.get(name), dict) and data.draw(st.booleans()):
             group = group[name]
             continue
         group[name] = data.draw(JSON)
         break
     attempt(lambda: check_parameters(values), InputError)
+
+
+@cache
+def study() -> bytes:
+    return (Path(__file__).parents[2] / "conf/studies/paper.yml").read_bytes()
+
+
+def use_study(file: Path) -> None:
+    found = read_study(str(file))
+    for entry in found.datasets:
+        found.parameters_of(entry)
+
+
+@inputs(3_000)
+@given(seed=SEEDS)
+def test_a_damaged_study_file_is_read_or_refused(seed, tmp_path, attempt):
+    (tmp_path / "study.yml").write_bytes(damaged(study(), seed))
+    attempt(lambda: use_study(tmp_path / "study.yml"), InputError)
+
+
+@inputs(1_500)
+@given(data=st.data())
+def test_a_study_file_with_odd_values_is_read_or_refused(data, tmp_path, attempt):
+    content = yaml.safe_load(study())
+    set_somewhere(data, content)
+    (tmp_path / "study.yml").write_text(json.dumps(content))  # which is YAML
+    attempt(lambda: use_study(tmp_path / "study.yml"), InputError)
 
 
 @inputs(5_000)

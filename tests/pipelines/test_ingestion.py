@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shutil
+import signal
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -344,3 +346,19 @@ def test_catalog_refuses_a_wrong_split_on_disk(tmp_path):
     catalog = DataCatalog.from_config({"samples": {**entry, "validator": validator}})
     with pytest.raises(Exception, match="7 to 1 normals is not a 3:1 split"):
         catalog.load("samples")
+
+
+class KilledLoader(ImageLoader):
+    """One whose worker processes are killed at their first images."""
+
+    def _examine_piece(self, tasks: list[tuple[str, list[str]]]) -> list[list[dict[str, Any]]]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+def test_a_killed_worker_is_one_clear_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    draw(tmp_path / "own/a.png")
+    listed = pd.DataFrame({"path": [f"{i}.png" for i in range(200)], "crop": ""})  # enough for several processes
+    with pytest.raises(InputError, match=r"A worker process was killed .*start again"):
+        check_images(listed, KilledLoader("folder", tmp_path / "own", 10**6, tmp_path / "files.parquet"), STRICT)

@@ -101,6 +101,15 @@ class StoreFolder:
         present, damaged = self._rows(), self._damaged_rows()
         return [key for key in dict.fromkeys(keys) if key not in present or present[key] in damaged]
 
+    def is_damaged(self) -> bool:
+        """Whether some row is not as it was written; all are verified, whatever was known of them."""
+        self._forget_verified()
+        return bool(self._damaged_rows())
+
+    def _forget_verified(self) -> None:
+        with suppress(OSError):
+            (self.folder / VERIFIED).unlink()
+
     @cached_property
     def pooled(self) -> np.ndarray:
         """Pooled statistics (rows, pooled_size), fp32, memory-mapped; each row is verified when it is first read."""
@@ -118,8 +127,7 @@ class StoreFolder:
         expected = self._checksums()[:, column] if self._has_checksums() else None
 
         def refuse(rows: list[int]) -> None:
-            with suppress(OSError):
-                (self.folder / VERIFIED).unlink()  # the next start verifies all rows
+            self._forget_verified()  # the next start verifies all rows
             raise InputError(
                 f"{self.folder / name} is damaged in {_in_words(rows, keys)}; start again: kedro run extracts it again"
             )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 SUFFIX = ".safetensors"
-INDEX = "index.json"
+INDEX, CHECKSUM = "index.json", "checksum"
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,8 @@ def save_folder(folder: Path, artefacts: dict[str, ArtefactFile], copy: bool = F
             artefact.link_to(target)
     index = {name: artefact.path.name for name, artefact in artefacts.items()}
     with replacing(folder / INDEX) as partial:
-        partial.write_text(json.dumps(index, indent=1, ensure_ascii=False))
+        partial.write_text(json.dumps({CHECKSUM: BLANK} | index, indent=1, ensure_ascii=False))
+        seal(partial)
     for file in folder.glob(f"*{SUFFIX}"):
         if file.name not in index.values():
             file.unlink()
@@ -201,7 +202,10 @@ def save_folder(folder: Path, artefacts: dict[str, ArtefactFile], copy: bool = F
 def load_folder(folder: Path) -> dict[str, ArtefactFile]:
     """The artefacts of a folder by name; tensors are read when they are needed."""
     try:
+        if not is_intact(folder / INDEX):
+            raise ValueError("it has not the checksum that it names")
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        index.pop(CHECKSUM, None)
         # a name, not a path: an index cannot lead out of its folder
         found = {name: ArtefactFile(folder / Path(file).name) for name, file in index.items()}
     except (OSError, AttributeError, TypeError, ValueError) as error:

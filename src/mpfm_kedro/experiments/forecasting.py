@@ -12,6 +12,7 @@ from mpfm_kedro.experiments.cache import Cache
 from mpfm_kedro.experiments.expected import EXPECTED
 from mpfm_kedro.experiments.rates import Rates, measured_rates
 from mpfm_kedro.experiments.trials import Trial, memory_of_fits, plan_pieces, samples_to_score
+from mpfm_kedro.files import in_units
 from mpfm_kedro.parallel import concurrent_tasks, memory_limit
 from mpfm_kedro.parameters import ComputeParameters
 from mpfm_kedro.progress import in_words
@@ -115,7 +116,7 @@ def describe_need(name: str, need: Need) -> str:
         f"{need.images:,} images",
         f"{need.new_views:,} of {need.views:,} views to extract",
         f"about {in_words(need.seconds)}" + ("" if need.at_once else " on one core"),
-        f"{need.disk_bytes / 1e9:.1f} GB of disk",
+        f"{in_units(need.disk_bytes)} of disk",
         f"{need.memory_bytes / 1e9:.1f} GB of memory",
     ]
     return f"{name}: {', '.join(parts)}"

@@ -18,7 +18,7 @@ from mpfm_kedro.files import in_units
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.views import CUTMIX, ORIGINAL
 from mpfm_kedro.parameters import ComputeParameters, FeatureParameters
-from mpfm_kedro.pipelines.features.shards import Shard, extract_here, extract_on_dask
+from mpfm_kedro.pipelines.features.shards import Shard, extract_here, extract_on_dask, named_loss_of_readers
 from mpfm_kedro.progress import progress
 from mpfm_kedro.sources.samples import parse_crop
 
@@ -75,6 +75,7 @@ def extract_features(
     return replace(first, beside=tuple(others))
 
 
+@named_loss_of_readers()
 def _extract(
     views: pd.DataFrame,
     images: ImageLoader,
@@ -85,6 +86,7 @@ def _extract(
     compute: ComputeParameters,
 ) -> Features:
     from mpfm_kedro.backbones.building import build_backbone
+    from mpfm_kedro.backbones.extraction import images_per_batch
 
     backbone = build_backbone(weights.name, weights.tensors, parameters.layers, parameters.map_layers)
     spec = specification(backbone, weights, int(views["image_size"].iloc[0]), parameters)
@@ -94,19 +96,32 @@ def _extract(
         with folder.writing() as writer:
             # asked again: another process may have written some while this one waited
             new = views[keys.isin(folder.missing(keys))].drop_duplicates(KEY)
-            size = in_units(store.check_room(spec, len(new)))
+            need = in_units(store.check_room(spec, len(new)))
             message = "Features: %d of %d views are new to %s at %d px, %s in %s"
-            logger.info(message, len(new), keys.nunique(), spec.backbone, spec.image_size, size, folder.folder)
-            whole = Shard(new, images, spec.image_size, device, parameters)
+            logger.info(message, len(new), keys.nunique(), spec.backbone, spec.image_size, need, folder.folder)
+            wanted = set(row_keys(new))
+            size = images_per_batch(backbone, spec.image_size, parameters.batch_size)
+            filled = _fill_batches(new, views, size) if folder.is_damaged() else new
+            whole = Shard(filled, images, spec.image_size, device, parameters)
             if compute.dask_scheduler is not None:
                 rows = extract_on_dask(whole, backbone, weights, compute)
             else:
                 rows = extract_here(whole, backbone)
             with progress("Features", len(new), "images") as bar:
                 for names, pooled, maps in rows:
-                    writer.append(names, pooled, maps)
-                    bar.advance(len(names))
+                    kept = [place for place, name in enumerate(names) if name in wanted]
+                    writer.append([names[place] for place in kept], pooled[kept], maps[kept])
+                    bar.advance(len(kept))
     return Features.locate(views, folder)
+
+
+def _fill_batches(new: pd.DataFrame, views: pd.DataFrame, size: int) -> pd.DataFrame:
+    """New views, and as many others as fill the last batch: its size can decide the rounding.
+
+    So a row that was damaged gets the numbers that it had.
+    """
+    others = views[~row_keys(views).isin(row_keys(new))].drop_duplicates(KEY)
+    return pd.concat([new, others.head(-len(new) % size)], ignore_index=True)
 
 
 def specification(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ import pandas as pd
 from mpfm_kedro.backbones.store import row_keys
 from mpfm_kedro.dask_engine import on_dask
 from mpfm_kedro.datasets.weights import BackboneWeights
+from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.parallel import succeeded, torch_device
 from mpfm_kedro.parameters import ComputeParameters, FeatureParameters
@@ -45,6 +48,22 @@ def extract_here(shard: Shard, backbone: Backbone) -> Iterator[Rows]:
     dataset = ViewImages(shard.views, shard.images.read, shard.image_size)
     for batch in extract(backbone, dataset, shard.parameters, torch_device(shard.device)):
         yield names[batch.positions.numpy()].tolist(), batch.pooled.numpy(), batch.maps.numpy()
+
+
+@contextmanager
+def named_loss_of_readers() -> Iterator[None]:
+    """One clear error where a process that reads images is killed.
+
+    Torch raises its own wherever this process is at that moment, also while rows are written.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not re.search("DataLoader worker .* (killed|exited)", str(error)):
+            raise
+        raise InputError(
+            "A worker process was killed while it read images, most likely for lack of memory: lower features.workers"
+        ) from error
 
 
 def extract_on_dask(
