@@ -162,6 +162,14 @@ def test_bad_input_is_refused_with_a_clear_message(pipeline, parameters, message
         run(pipeline, tmp_path, **parameters)
 
 
+@pytest.mark.parametrize("group", ["features", "training"])
+def test_bf16_on_a_cpu_that_dies_of_it_is_refused_before_any_image_is_read(group, tmp_path, monkeypatch):
+    monkeypatch.setattr("mpfm_kedro.hooks.IN_BF16", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    with pytest.raises(InputError, match=rf"{group}.precision' = 'bf16'.*code -4 .*use fp32"):
+        run("features", tmp_path, **{group: {"precision": "bf16"}})
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
 @pytest.mark.parametrize("backbone", ["resnet81", ["resnet18", "dinov2_vits41"]])
 def test_unknown_backbone_is_refused_before_any_image_is_read(backbone, tmp_path):
     with pytest.raises(InputError, match="nearest names are"):

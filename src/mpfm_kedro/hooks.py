@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import subprocess
+import sys
 import time
 from collections import Counter, defaultdict
 from contextlib import ExitStack
@@ -28,6 +30,7 @@ from mpfm_kedro.parameters import check_parameters
 from mpfm_kedro.sources import SOURCES
 
 logger = logging.getLogger(__name__)
+IN_BF16 = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
 
 
 class ClearErrors:
@@ -86,7 +89,10 @@ class CheckFiles:
             return
         assert self._context is not None
         parameters = self._context.config_loader["parameters"]
-        torch_device(parameters["device"])
+        device = torch_device(parameters["device"])
+        for group in ("features", "training"):
+            if device.type == "cpu" and parameters[group]["precision"] == "bf16":
+                try_bf16(f"{group}.precision")
         from mpfm_kedro.backbones.networks import check_name  # with torch, which is slow to import
 
         names = parameters["backbone"]
@@ -97,6 +103,16 @@ class CheckFiles:
             raise InputError(f"Parameter 'features.weights_file' = '{file}': there is no such file")
         if file is not None:
             catalog["backbone_weights"].load()  # unlike catalog.load, this passes our own words on
+
+
+def try_bf16(name: str) -> None:
+    """Raise where this CPU cannot compute in bf16: some virtual machines claim AMX, and end a process that uses it."""
+    tried = subprocess.run([sys.executable, "-c", IN_BF16], capture_output=True, check=False)
+    if tried.returncode:
+        raise InputError(
+            f"Parameter '{name}' = 'bf16': a process that computes in bf16 ends with code {tried.returncode} on this "
+            "CPU; use fp32, or set the environment variable ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 and start again"
+        )
 
 
 class StageTimes:
