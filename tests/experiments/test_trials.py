@@ -266,7 +266,7 @@ def test_forecast_follows_how_long_earlier_pieces_took_here(parameters, features
     trials = trials_of(*setting_specifications(*mpfm(parameters)))[:1]
     initial = plan_pieces(trials, features, Cache(tmp_path), None, "cpu")
     for task in initial.values():
-        task.entry.save(Artefact({}, task.details | {"seconds": 3 * task.details[EXPECTED]}))
+        task.entry.save(Artefact({}, task.details | {EXPECTED: 20.0, "seconds": 60.0}))
     entries = {name: task.entry for name, task in initial.items()}
     supervised = plan_pieces(trials, features, Cache(tmp_path), entries, "cpu")
     heads = next(task for task in supervised.values() if task.piece.name == "heads")
