@@ -32,7 +32,14 @@ STATISTICS = ["mean", "max", "std"]
 CLOSED_FORM = {"backbone": 0, "max_modes": 4, "min_mode_size": 50, "n_prototypes": 2000, "top_share": 0.05}
 CLOSED_FORM["unseen_normals"] = 200
 HEADS = {
-    **{"backbone": 0, "head_top_share": 0.1, "head_steps": 50, "normals_per_batch": 32, "anomalies_per_batch": 16},
+    **{
+        "backbone": 0,
+        "head_top_share": 0.1,
+        "head_steps": 50,
+        "head_members": 4,
+        "normals_per_batch": 32,
+        "anomalies_per_batch": 16,
+    },
     "normality_target": "repaired",
 }
 CALIBRATED = {"n_backbones": 1, "fusion": "repaired", "scores": ["g", "a", "r", "n"]}
