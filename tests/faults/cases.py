@@ -434,10 +434,17 @@ def _started_with_worker(project: Project, stage: str) -> tuple[Process, psutil.
         _until(lambda: (project.folder / "go.waiting").exists() or not process.is_running(), process)
     elif stage in WITH_WORKERS:
         process = project.start(stage)
-        _until(lambda: bool(process.workers()) or not process.is_running(), process)
     else:
         raise NotHereError("no workers")
-    (worker, *_) = process.workers()
+    seen: list[psutil.Process] = []
+
+    def has_workers() -> bool:
+        seen.extend(process.workers())
+        return bool(seen) or not process.is_running()
+
+    _until(has_workers, process)
+    assert seen, process.output
+    worker = seen[0]
     _until(lambda: sum(worker.cpu_times()[:2]) > 1 or stage == "features", process)
     return process, worker
 

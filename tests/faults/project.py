@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,12 +124,16 @@ class Process:
 
     def workers(self) -> list[psutil.Process]:
         """Its worker processes: those of loky, and those that were forked to read images."""
-        try:
+        found = []
+        with suppress(psutil.Error):
             own = psutil.Process(self.pid)
-            found = [(worker, worker.cmdline()) for worker in own.children(recursive=True)]
-            return [worker for worker, line in found if "LokyProcess" in " ".join(line) or line == own.cmdline()]
-        except psutil.Error:
-            return []
+            of_main = own.cmdline()
+            for child in own.children(recursive=True):
+                with suppress(psutil.Error):  # it has just ended; the others count
+                    line = child.cmdline()
+                    if "LokyProcess" in " ".join(line) or line == of_main:
+                        found.append(child)
+        return found
 
 
 def _run(arguments: Sequence[str], log: Path, before: Callable[[], None]) -> None:
