@@ -438,15 +438,16 @@ def _started_with_worker(project: Project, stage: str) -> tuple[Process, psutil.
         raise NotHereError("no workers")
     seen: list[psutil.Process] = []
 
-    def has_workers() -> bool:
-        seen.extend(process.workers())
+    def one_works() -> bool:
+        for worker in process.workers():
+            with suppress(psutil.NoSuchProcess):  # a fork that has just ended was no worker
+                if stage == "features" or sum(worker.cpu_times()[:2]) > 1:
+                    seen.append(worker)
         return bool(seen) or not process.is_running()
 
-    _until(has_workers, process)
+    _until(one_works, process)
     assert seen, process.output
-    worker = seen[0]
-    _until(lambda: sum(worker.cpu_times()[:2]) > 1 or stage == "features", process)
-    return process, worker
+    return process, seen[0]
 
 
 def _dask_worker_at_work(process: Process, nanny: psutil.Process) -> psutil.Process:
