@@ -26,6 +26,7 @@ from project import open_project, parser
 SIDE, TILES = 448, 2  # of the whole image in pixels, and along each of its axes
 FIRST_SEED = 100  # a development seed
 LEAST_DEFECT = 20  # pixels of a tile
+TILED = ("train_normals", "known_anomalies", "test_normals", "test_anomalies")  # of a run, as images at first
 
 
 def cut(category: Path, target: Path) -> None:
@@ -54,9 +55,8 @@ def save(image: Image.Image, file: Path) -> None:
 
 def plan_runs(samples: pd.DataFrame, root: Path, n_seeds: int) -> pd.DataFrame:
     """Runs over whole images, in which every image stands for its tiles."""
-    image_of = samples["sample_id"].str.replace(r"\.\d+\.png$", "", regex=True)
-    whole = samples.assign(sample_id=image_of).drop_duplicates("sample_id")
-    tiles_of = samples.groupby(image_of)["sample_id"].agg(list)
+    whole = samples.assign(sample_id=image_of(samples["sample_id"])).drop_duplicates("sample_id")
+    tiles_of = samples.groupby(image_of(samples["sample_id"]))["sample_id"].agg(list)
     masks = samples.set_index("sample_id")["mask_path"]
     planned = []
     for run in records(make_general_runs(whole, [10, 1], n_seeds, FIRST_SEED)):
@@ -66,7 +66,9 @@ def plan_runs(samples: pd.DataFrame, root: Path, n_seeds: int) -> pd.DataFrame:
     return pd.DataFrame(planned)
 
 
-TILED = ("train_normals", "known_anomalies", "test_normals", "test_anomalies")
+def image_of(tiles: pd.Series) -> pd.Series:
+    """The names of the images that some tiles are of."""
+    return tiles.str.replace(r"\.\d+\.png$", "", regex=True)
 
 
 def is_defective(mask: Path) -> bool:
@@ -84,7 +86,7 @@ def main() -> None:
     initial = fit_pieces(trials, features, cache, None, "Prototypes", "cpu", compute)
     models = initial | fit_pieces(trials, features, cache, initial, "Training", "cpu", compute)
     scores, _ = score_trials(trials, features, models, cache, "cpu", compute)
-    scores["image"] = scores["sample"].str.replace(r"\.\d+\.png$", "", regex=True)
+    scores["image"] = image_of(scores["sample"])
     for (method, number, seed), own in scores.groupby(["method", "n_anomalies", "seed"]):
         image = own.groupby("image").agg({"label": "max", "score": "max", "score_g": "max", "score_r": "max"})
         found = [roc_auc_score(image["label"], image[name]) for name in ("score", "score_g", "score_r")]
