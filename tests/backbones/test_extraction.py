@@ -13,8 +13,10 @@ import torch
 import yaml
 from PIL import Image
 from scipy.stats import spearmanr
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torchvision.models import get_model
+from torchvision.models.feature_extraction import create_feature_extractor
 from torchvision.models.vision_transformer import VisionTransformer
 from torchvision.transforms.functional import normalize
 
@@ -69,6 +71,32 @@ def test_named_layers_are_read_in_the_order_given(weights):
     torch.testing.assert_close(z, torch.cat([maps[name].mean((2, 3)) for name in ("layer4", "layer2.0")], dim=1))
     assert tuple(finest.shape) == (1, 64 + 512, 2, 2)
     torch.testing.assert_close(finest[:, 64:].float(), maps["layer4"], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("name", "remaining"), [("resnet18", 0), ("mobilenet_v2", 0), ("densenet121", 62)])
+def test_folded_batch_norms_change_nothing(name, remaining):
+    """DenseNet normalises before it convolves: half of its norms follow no convolution."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = get_model(name, weights=None).eval()
+        for module in network.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                for values in (module.running_mean, module.running_var, module.weight.data, module.bias.data):
+                    values.uniform_(0.5, 1.5)
+        images = torch.randint(0, 256, (2, 3, 128, 128), dtype=torch.uint8)
+    folded = Backbone(name, network.state_dict(), ["auto"], ["auto"])
+    layers = {layer: layer for layer in (*folded.layers, *folded.map_layers)}
+    with torch.inference_mode():
+        expected = create_feature_extractor(network, layers)((images.float() - folded.mean) / folded.std)
+        for layer, maps in folded(images).items():
+            torch.testing.assert_close(maps, expected[layer], rtol=1e-4, atol=1e-4 * float(expected[layer].abs().max()))
+    assert sum(isinstance(module, nn.BatchNorm2d) for module in folded.network.modules()) == remaining
+
+
+def test_convolution_that_is_read_itself_keeps_its_batch_norm(weights):
+    backbone = Backbone("resnet18", weights, ["layer4", "layer4.1.conv2"], ["auto"])
+    assert isinstance(backbone.network.get_submodule("layer4.1.bn2"), nn.BatchNorm2d)
+    assert isinstance(backbone.network.get_submodule("layer4.1.bn1"), nn.Identity)
 
 
 @pytest.mark.parametrize("layers", [["layer5"], ["layer3", "layr4"], ["fc"], ["avgpool"]])
