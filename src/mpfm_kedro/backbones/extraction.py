@@ -29,7 +29,7 @@ PROBE = 128  # pixels
 STATISTICS = {
     "mean": lambda maps: maps.mean((2, 3)),
     "max": lambda maps: maps.amax((2, 3)),
-    "std": lambda maps: maps.std((2, 3), correction=0),
+    "std": lambda maps: (maps - maps.mean((2, 3), keepdim=True)).square().mean((2, 3)).sqrt(),  # faster than std()
 }
 
 
