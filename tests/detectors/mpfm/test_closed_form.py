@@ -8,7 +8,7 @@ from scipy.stats import multivariate_normal
 
 from mpfm_kedro.detectors.mpfm.closed_form import (
     fit_closed_form,
-    fit_standardiser,
+    fit_standardisers,
     n_left_out,
     top_mean,
     unpack,
@@ -25,6 +25,11 @@ EXACT = ("g", "r", "mode")
 def two_modes(n, d=8, seed=0):
     rng = np.random.default_rng(seed)
     return rng.normal(size=(n, d)) * np.geomspace(1, 0.3, d) + 5 * (np.arange(n) % 2)[:, None]
+
+
+def standardise_all(rows):
+    (found,) = fit_standardisers(rows, np.ones((1, len(rows)), dtype=bool))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +49,7 @@ def fitted(fit_rows):
 def test_standardiser_centres_and_scales_normals(make_rows):
     rng = np.random.default_rng(0)
     rows = make_rows(5 + 3 * rng.normal(size=(600, 6)))
-    standardiser = fit_standardiser(rows)
+    standardiser = standardise_all(rows)
     z = standardiser.z(rows)
     np.testing.assert_allclose(z.mean(0), 0, atol=1e-4)
     np.testing.assert_allclose(z.std(0), 1, atol=1e-4)
@@ -55,13 +60,22 @@ def test_standardiser_centres_and_scales_normals(make_rows):
 
 def test_constant_features_keep_their_scale(make_rows):
     pooled = np.column_stack([np.full(10, 4.0), np.arange(10.0)])
-    assert fit_standardiser(make_rows(pooled)).pooled_spread[0] == 1
+    assert standardise_all(make_rows(pooled)).pooled_spread[0] == 1
 
 
 def test_constant_channels_keep_their_scale(make_rows):
     rows = make_rows(np.random.default_rng(0).normal(size=(300, 3)))
     rows.maps[:, 2] = 12.3
-    assert fit_standardiser(rows).map_spread[2] == 1
+    assert standardise_all(rows).map_spread[2] == 1
+
+
+def test_standardiser_of_a_subset_is_that_of_its_rows_alone(make_rows):
+    rows = make_rows(np.random.default_rng(0).normal(size=(40, 3)))
+    subset = np.arange(40) % 3 > 0
+    _, found = fit_standardisers(rows, np.stack([np.ones(40, dtype=bool), subset]))
+    alone = standardise_all(rows.take(np.flatnonzero(subset)))
+    for name, value in vars(alone).items():
+        torch.testing.assert_close(getattr(found, name), value)
 
 
 @pytest.mark.parametrize(("n", "expected"), [(1131, 1), (1000, 1), (999, 2), (271, 4), (75, 5), (4, 4), (2, 2)])

@@ -6,15 +6,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from mpfm_kedro.backbones.rows import FeatureRows
-from mpfm_kedro.detectors.mpfm.patches import (
+from mpfm_kedro.detectors.mpfm.patch_fitting import (
     SHRINKAGE,
-    PatchPrototypes,
+    SmoothedPatches,
     farthest_first,
     fit_patch_prototypes,
-    position_scale,
-    smooth,
-    to_patches,
 )
+from mpfm_kedro.detectors.mpfm.patches import PatchPrototypes, position_scale, smooth, to_patches
 
 CPU = torch.device("cpu")
 
@@ -35,7 +33,15 @@ def patch_maps(n=40, seed=0):
 
 def fitted(maps, mode, n_prototypes=30, seed=0, n_modes=None):
     rows = FeatureRows(np.zeros((len(maps), 1)), maps.half().numpy(), np.arange(len(maps)), np.arange(len(maps)))
-    return fit_patch_prototypes(rows, mode.numpy(), n_modes or int(mode.max()) + 1, n_prototypes, seed, CPU)
+    (found,) = fit_patch_prototypes(
+        SmoothedPatches(rows, CPU, 1 << 30),
+        np.ones((1, len(maps)), dtype=bool),
+        mode.numpy(),
+        n_modes or int(mode.max()) + 1,
+        n_prototypes,
+        seed,
+    )
+    return found
 
 
 def plain(n_modes=1, scale=None):
@@ -251,3 +257,26 @@ def test_the_same_seed_gives_the_same_prototypes():
 
 def test_patch_prototypes_have_nothing_to_train():
     assert list(fitted(*patch_maps()).parameters()) == []
+
+
+def many_fits(memory):
+    maps, mode = patch_maps(40)
+    rows = FeatureRows(np.zeros((40, 1)), maps.half().numpy(), np.arange(40), np.arange(40))
+    kept = np.stack([np.ones(40, dtype=bool), np.arange(40) % 5 > 0, np.arange(40) % 5 != 1])
+    return maps, mode, kept, fit_patch_prototypes(SmoothedPatches(rows, CPU, memory), kept, mode.numpy(), 2, 30, 0)
+
+
+def test_fits_without_a_fold_know_nothing_of_it():
+    maps, mode, kept, fits = many_fits(1 << 30)
+    for own, found in zip(kept, fits, strict=True):
+        alone = fitted(maps[own], mode[own])
+        for name, value in alone.named_buffers():
+            torch.testing.assert_close(getattr(found, name), value, rtol=1e-3, atol=1e-3)
+
+
+def test_patches_that_do_not_fit_in_memory_give_the_same_bits():
+    *_, kept_in_memory = many_fits(1 << 30)
+    *_, read_again = many_fits(0)
+    for first, second in zip(kept_in_memory, read_again, strict=True):
+        for name, value in first.named_buffers():
+            assert torch.equal(getattr(second, name), value)

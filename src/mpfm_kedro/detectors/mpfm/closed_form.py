@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mpfm_kedro.backbones.rows import FeatureRows
-from mpfm_kedro.detectors.base import Artefact, Context, TrainingData
+from mpfm_kedro.detectors.base import DEFAULT_MEMORY, Artefact, Context, TrainingData
 from mpfm_kedro.detectors.mpfm.heads import top_number
 from mpfm_kedro.detectors.mpfm.mode_fitting import (
     build_modes,
@@ -27,7 +27,8 @@ from mpfm_kedro.detectors.mpfm.mode_fitting import (
     spectra_of,
 )
 from mpfm_kedro.detectors.mpfm.modes import Modes, Start
-from mpfm_kedro.detectors.mpfm.patches import PatchPrototypes, fit_patch_prototypes, position_scale, smooth
+from mpfm_kedro.detectors.mpfm.patch_fitting import SmoothedPatches, fit_patch_prototypes
+from mpfm_kedro.detectors.mpfm.patches import PatchPrototypes, position_scale, smooth
 
 ROWS_AT_ONCE = 256
 _MODES = ("weight", "mean", "basis", "variance", "residual_variance", "target_mean")
@@ -181,6 +182,7 @@ def fit(
         parameters["unseen_normals"],
         seed,
         context.device,
+        context.memory // 2,
     )
     return fitted.pack({"modes_tried": tried})
 
@@ -194,12 +196,13 @@ def fit_closed_form(
     unseen_normals: int,
     seed: int,
     device: torch.device,
+    memory: int = DEFAULT_MEMORY,
 ) -> tuple[CrossFitted, list[dict[str, float]]]:
-    """The closed forms of normals, and one row for each number of modes tried."""
+    """The closed forms of normals, and one row for each number of modes tried; patches may take so much memory."""
     fold = folds(len(normals), seed)
     everything = np.ones(len(normals), dtype=bool)
-    kept = [everything, *(fold != number for number in range(n_left_out(fold, unseen_normals)))]
-    standardisers = [fit_standardiser(normals.take(np.flatnonzero(own))) for own in kept]
+    kept = np.stack([everything, *(fold != number for number in range(n_left_out(fold, unseen_normals)))])
+    standardisers = fit_standardisers(normals, kept)
     z = [standardiser.z(normals) for standardiser in standardisers]
     labels, tried = choose_partition(z[0], fold, max_modes, min_mode_size, seed)
     n_modes = int(labels.max()) + 1
@@ -210,15 +213,14 @@ def fit_closed_form(
         [labels[~own] for own in kept[1:]],
         n_modes,
     )
-    closed_forms = [
-        ClosedForm(
-            standardiser,
-            build_modes(own_spectra, one[own], labels[own], shrinkage),
-            fit_patch_prototypes(normals.take(np.flatnonzero(own)), labels[own], n_modes, n_prototypes, seed, device),
-            top_share,
-        ).to(device)
-        for standardiser, own_spectra, one, own in zip(standardisers, spectra, z, kept, strict=True)
+    modes = [
+        build_modes(own_spectra, one[own], labels[own], shrinkage)
+        for own_spectra, one, own in zip(spectra, z, kept, strict=True)
     ]
+    smoothed = SmoothedPatches(normals, device, memory)
+    patches = fit_patch_prototypes(smoothed, kept, labels, n_modes, n_prototypes, seed)
+    parts = zip(standardisers, modes, patches, strict=True)
+    closed_forms = [ClosedForm(*each, top_share).to(device) for each in parts]
     return _scaled(closed_forms, normals, fold, labels, shrinkage), tried
 
 
@@ -228,23 +230,26 @@ def n_left_out(fold: np.ndarray, unseen_normals: int) -> int:
     return min(n_folds, max(1, math.ceil(unseen_normals * n_folds / len(fold))))
 
 
-def fit_standardiser(normals: FeatureRows) -> Standardiser:
-    """Centre and spread of pooled statistics, and of the map's channels over all positions."""
-    channels = normals.maps.shape[1]
-    total, squares, count = torch.zeros(channels).double(), torch.zeros(channels).double(), 0
-    for _, maps in normals.map_batches():
-        maps = maps.double()  # the difference of squares below needs it
-        total, squares = total + maps.sum((0, 2, 3)), squares + maps.square().sum((0, 2, 3))
-        count += maps.numel() // maps.shape[1]
-    center = total / count
-    spread = (squares / count - center.square()).clamp_min(0).sqrt()
+def fit_standardisers(normals: FeatureRows, kept: np.ndarray) -> list[Standardiser]:
+    """Centre and spread of pooled statistics, and of the map's channels over all positions, of each subset (S, n)."""
+    mean, variance = torch.zeros(2, len(normals), normals.maps.shape[1])  # of each image and channel
+    for part, maps in normals.map_batches():
+        mean[part] = maps.float().mean((2, 3))
+        variance[part] = (maps.float() - mean[part, :, None, None]).square().mean((2, 3))
     pooled = torch.from_numpy(normals.pooled).double()
-    return Standardiser(
-        pooled_center=pooled.mean(0).float(),
-        pooled_spread=_not_zero(pooled.std(0, correction=0)).float(),
-        map_center=center.float(),
-        map_spread=_not_zero(spread).float(),
-    )
+    found = []
+    for own in torch.from_numpy(kept):
+        between = mean[own].double()
+        spread = (variance[own].double().mean(0) + between.var(0, correction=0)).sqrt()
+        found.append(
+            Standardiser(
+                pooled_center=pooled[own].mean(0).float(),
+                pooled_spread=_not_zero(pooled[own].std(0, correction=0)).float(),
+                map_center=between.mean(0).float(),
+                map_spread=_not_zero(spread).float(),
+            )
+        )
+    return found
 
 
 def closed_form_start(modes: Modes, z: np.ndarray) -> Start:

@@ -1,0 +1,177 @@
+"""Fitting the prototypes of patches: of all normals, and without each of some folds of them.
+
+Patches are read and smoothed once for all fits, and their first two moments are summed once for every group of normals
+that the same fits learn from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mpfm_kedro.backbones.rows import FeatureRows
+from mpfm_kedro.detectors.mpfm.patches import PatchPrototypes, smooth, to_patches
+
+SHRINKAGE = 0.1
+CANDIDATES = 40_000  # patches of a mode that prototypes are chosen from
+PROJECTED = 32  # dimensions in which candidates are compared
+ROUNDING = 1e-5  # squared distances of equal points, against their squares, in single precision
+
+
+class SmoothedPatches:
+    """The smoothed patches of n images at X positions: kept where they fit in memory, else made again when needed.
+
+    Args:
+        rows: the images.
+        device: where the patches are.
+        memory: bytes that they may take.
+    """
+
+    def __init__(self, rows: FeatureRows, device: torch.device, memory: int) -> None:
+        channels, *self.map_shape = rows.maps.shape[1:]
+        self.shape = len(rows), int(np.prod(self.map_shape)), channels
+        self.device, self._rows, self._kept = device, rows, None
+        if int(np.prod(self.shape)) * torch.float.itemsize <= memory:
+            kept = torch.empty(self.shape, device=device)
+            for images, patches in self.batches(np.arange(len(rows))):
+                kept[images] = patches
+            self._kept = kept
+
+    def batches(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """Some of the images, in ascending order, in batches: their numbers (B,) and patches (B, X, C).
+
+        What is made again is smoothed in the batches of all images: their size can decide the rounding.
+        """
+        for part in self._rows.slices():
+            own = images[slice(*np.searchsorted(images, [part.start, part.stop]))]
+            if self._kept is not None:
+                yield own, self._kept[own]
+            elif len(own):
+                smoothed = to_patches(smooth(self._rows.map_batch(part).to(self.device)))
+                yield own, smoothed.view(-1, *self.shape[1:])[own - part.start]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums over patches of each of some groups: their number (…,), Σ v (…, C) and Σ v vᵀ (…, C, C), in fp64."""
+
+    count: Tensor
+    total: Tensor
+    products: Tensor
+
+    @classmethod
+    def of(cls, patches: SmoothedPatches, group: np.ndarray, n_groups: int) -> Moments:
+        """Of the images with their groups (n,)."""
+        channels = patches.shape[2]
+        count, total = torch.zeros(n_groups).double(), torch.zeros(n_groups, channels).double()
+        products = torch.zeros(n_groups, channels, channels).double()
+        for images, batch in patches.batches(np.arange(len(group))):
+            of_batch = torch.from_numpy(group[images])
+            for g in of_batch.unique().tolist():
+                own = batch[of_batch.to(batch.device) == g].flatten(0, 1)
+                count[g] += len(own)
+                total[g] += own.sum(0).double().cpu()
+                products[g] += (own.T @ own).double().cpu()
+        return cls(count, total, products)
+
+    def whitening(self) -> tuple[Tensor, Tensor]:
+        """Mean (J, C) and ((1 − α) Σ + α (tr Σ / C) I)^{-1/2} (J, C, C) of J groups; an empty one has those of all."""
+        empty = (self.count == 0).double()
+        count = self.count + empty * self.count.sum()
+        total = self.total + empty[:, None] * self.total.sum(0)
+        products = self.products + empty[:, None, None] * self.products.sum(0)
+        mean = total / count[:, None]
+        covariance = products / count[:, None, None] - mean[:, :, None] * mean[:, None, :]
+        level = covariance.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-6)
+        variance, basis = torch.linalg.eigh(covariance)
+        shrunk = (1 - SHRINKAGE) * variance.clamp_min(0) + SHRINKAGE * level[:, None]
+        return mean.float(), (basis * shrunk.rsqrt()[:, None] @ basis.mT).float()
+
+
+def fit_patch_prototypes(
+    patches: SmoothedPatches, kept: np.ndarray, mode: np.ndarray, n_modes: int, n_prototypes: int, seed: int
+) -> list[PatchPrototypes]:
+    """Fit S times, each on some of the normals: whitening, candidates, prototypes; the scale is 1.
+
+    Each mode gets its share of the prototypes. A mode without normals is fitted to all of them.
+
+    Args:
+        patches: of n normals.
+        kept: which normals each fit learns from (S, n), bool.
+        mode: of the normals (n,).
+        n_modes: J.
+        n_prototypes: K, of all modes together.
+        seed: of candidates and projection.
+    """
+    patterns, group = np.unique(kept, axis=1, return_inverse=True)  # normals that the same fits learn from
+    moments = Moments.of(patches, group * n_modes + mode, patterns.shape[1] * n_modes)
+    fits = []
+    for learns, own in zip(patterns, kept, strict=True):
+        chosen = torch.from_numpy(learns)
+        sums = (value.unflatten(0, (-1, n_modes))[chosen].sum(0) for value in vars(moments).values())
+        fits.append(_fit(patches, np.flatnonzero(own), mode, Moments(*sums), n_prototypes, seed))
+    return fits
+
+
+def _fit(
+    patches: SmoothedPatches, images: np.ndarray, mode: np.ndarray, moments: Moments, n_prototypes: int, seed: int
+) -> PatchPrototypes:
+    """The prototypes of some images (m,), with the moments of their modes."""
+    n_modes, channels = moments.total.shape
+    center, whitening = moments.whitening()
+    ones = torch.ones(n_modes, *patches.map_shape)
+    share = np.bincount(mode[images], minlength=n_modes) / len(images)
+    wanted = np.maximum(1, np.round(n_prototypes * share)).astype(int)
+    groups = PatchPrototypes(torch.from_numpy(wanted), center, whitening, torch.zeros(n_modes, 1, channels), ones)
+    groups.to(patches.device)
+    generator = torch.Generator().manual_seed(seed)
+    projection = torch.randn(channels, PROJECTED, generator=generator).to(patches.device) / PROJECTED**0.5
+    chosen = []
+    for j in range(n_modes):
+        own = images[mode[images] == j]
+        candidates = _candidates(groups, j, patches, own if len(own) else images, np.random.default_rng(seed))
+        chosen.append(candidates[farthest_first(candidates @ projection, int(wanted[j]))].cpu())
+    number = torch.tensor([len(points) for points in chosen])
+    return PatchPrototypes(number, center, whitening, nn.utils.rnn.pad_sequence(chosen, batch_first=True), ones)
+
+
+def _candidates(
+    groups: PatchPrototypes, j: int, patches: SmoothedPatches, images: np.ndarray, rng: np.random.Generator
+) -> Tensor:
+    """Whitened patches of images of mode j, drawn with probability ∝ ‖ψ(v)‖², the more unusual the likelier."""
+    norms = [
+        torch.linalg.vector_norm(groups.whiten(j, batch.flatten(0, 1)), dim=1).cpu()
+        for _, batch in patches.batches(images)
+    ]
+    weight = torch.cat(norms).double().square().numpy() + 1e-12
+    drawn = np.sort(rng.choice(len(weight), min(CANDIDATES, len(weight)), replace=False, p=weight / weight.sum()))
+    found, first = [], 0
+    for _, batch in patches.batches(images):
+        last = first + batch.shape[0] * batch.shape[1]
+        own = torch.from_numpy(drawn[(first <= drawn) & (drawn < last)] - first).to(batch.device)
+        found.append(groups.whiten(j, batch.flatten(0, 1)[own]))
+        first = last
+    return torch.cat(found)
+
+
+def farthest_first(points: Tensor, number: int) -> Tensor:
+    """Positions of points (n, p), each the farthest from those before it; the first is the one nearest to zero.
+
+    Fewer than ``number`` where all others repeat one that was chosen.
+    """
+    square = points.square().sum(1)
+    distance = torch.full_like(square, torch.inf)
+    chosen = [int(square.argmin())]
+    while len(chosen) < number:
+        last = chosen[-1]
+        distance = torch.minimum(distance, square - 2 * points @ points[last] + square[last])
+        distance[last] = 0
+        farthest = int(distance.argmax())
+        if distance[farthest] <= ROUNDING * square[farthest]:
+            break
+        chosen.append(farthest)
+    return torch.tensor(chosen, device=points.device)
