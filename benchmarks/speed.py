@@ -34,9 +34,9 @@ CLOSED_FORM["unseen_normals"] = 200
 HEADS = {
     **{
         "backbone": 0,
-        "head_top_share": 0.1,
+        "head_top_shares": [0.1, 0.05, 0.02],
         "head_steps": 50,
-        "head_members": 4,
+        "head_members": 2,
         "normals_per_batch": 32,
         "anomalies_per_batch": 16,
     },

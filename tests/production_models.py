@@ -25,7 +25,13 @@ from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
 
 STATISTICS = ["mean", "max", "std"]
 CLOSED_FORM = {"max_modes": 2, "min_mode_size": 8, "n_prototypes": 30, "top_share": 0.05, "unseen_normals": 1000}
-HEADS = {"head_top_share": 0.1, "head_steps": 20, "head_members": 2, "normals_per_batch": 16, "anomalies_per_batch": 8}
+HEADS = {
+    "head_top_shares": [0.1, 0.05],
+    "head_steps": 20,
+    "head_members": 2,
+    "normals_per_batch": 16,
+    "anomalies_per_batch": 8,
+}
 INSPECTION = InspectionParameters(
     false_alarm_rate=0.01, confidence=0.95, unseen_normals=1000, overlays="flagged", workers=0
 )

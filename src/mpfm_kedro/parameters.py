@@ -128,7 +128,7 @@ class TrainingParameters(Group):
     push_margin: Annotated[float, Field(ge=0)]
     head_steps: Count
     head_members: Count
-    head_top_share: Annotated[float, Field(gt=0, le=1)]
+    head_top_shares: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)]
     transport_steps: Count
     hidden: Count
     precision: Literal["fp32", "bf16"]

@@ -122,8 +122,8 @@ class Branch(nn.Module):
         learned, a, n = torch.zeros_like(energy), torch.zeros_like(g), torch.zeros_like(g)
         if self.heads is not None:
             top_positions = self.heads.top_positions
-            learned = top_positions.position_scores(maps).view_as(energy)
-            a = top_mean(learned, top_positions.top_share)
+            of_members = top_positions.of_members(maps)
+            learned, a = of_members.mean(3).view_as(energy), top_positions.top_mean(of_members)[:, 0]
             n = -(z @ self.normality[:-1] + self.normality[-1])
         parts = torch.stack([g, a, r, n], 1)
         return Found(self.fusion(parts, mode), self.fusion.positions(learned, energy, mode), parts, mode)

@@ -34,7 +34,7 @@ CLOSED_FORM = {
 HEADS = {
     "head_steps": 30,
     "head_members": 2,
-    "head_top_share": 0.1,
+    "head_top_shares": [0.1, 0.05],
     "normals_per_batch": 8,
     "anomalies_per_batch": 4,
     "normality_target": "repaired",

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 PARAMETERS = {
     "head_steps": 40,
     "head_members": 2,
-    "head_top_share": 0.1,
+    "head_top_shares": [0.1, 0.05],
     "normals_per_batch": 8,
     "anomalies_per_batch": 4,
     "normality_target": "repaired",

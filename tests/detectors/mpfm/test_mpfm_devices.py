@@ -55,7 +55,7 @@ def parameters(schedule, options):
             "head_steps": 3,
             "head_members": 2,
         }
-        others = {"top_share": 0.1, "head_top_share": 0.1, "transport_steps": 1, "precision": "fp32"}
+        others = {"top_share": 0.1, "head_top_shares": [0.1, 0.05], "transport_steps": 1, "precision": "fp32"}
         found = dataclasses.asdict(schedule) | dataclasses.asdict(options) | sizes | others
         found |= {"scores": list("garn"), "backbone": 0, "n_backbones": 1}
         return found | dict.fromkeys(REPAIRS, start) | {"epochs": 1, "iterations_per_epoch": 1} | changes

@@ -29,7 +29,7 @@ REPAIRS = RepairParameters(**dict.fromkeys(RepairParameters.model_fields, "repai
 TRAINING = TrainingParameters(
     head_steps=60,
     head_members=2,
-    head_top_share=0.1,
+    head_top_shares=[0.1, 0.05],
     epochs=0,
     iterations_per_epoch=4,
     normals_per_batch=12,
@@ -324,7 +324,7 @@ def test_each_parameter_belongs_to_the_pieces_that_it_decides():
     assert touched("training", mim_weight=1.0) == {"flow"}
     assert touched("training", head_steps=7) == {"heads"}
     assert touched("training", head_members=7) == {"heads"}
-    assert touched("training", head_top_share=0.7) == {"heads"}
+    assert touched("training", head_top_shares=[0.7]) == {"heads"}
     assert touched("training", normals_per_batch=7) == {"flow", "heads"}
     assert touched("training", scores=["g"]) == {"calibrated"}
     assert touched("repairs", fusion="printed") == {"calibrated"}

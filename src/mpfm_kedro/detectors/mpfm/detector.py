@@ -42,11 +42,11 @@ class FittedMPFM:
         closed_form, heads = self.closed_form, self.heads
         likelihood, mode = closed_form.likelihood(rows)
         energy = closed_form.energy(rows, mode)
-        learned, normality = torch.zeros_like(energy), np.zeros(len(rows))
-        if heads is not None:
-            learned, normality = heads.top_positions.maps(rows, closed_form.device)[..., 0], heads.normality(rows)[:, 0]
         g = likelihood if self.flow is None else self.flow.score(closed_form.standardiser.z(rows))
-        a = np.zeros(len(rows)) if heads is None else top_mean(learned, heads.top_positions.top_share)
+        a, learned, normality = np.zeros(len(rows)), torch.zeros_like(energy), np.zeros(len(rows))
+        if heads is not None:
+            of_heads, maps = heads.top_positions.inspect(rows, closed_form.device)
+            a, learned, normality = of_heads[:, 0], maps[..., 0], heads.normality(rows)[:, 0]
         parts = np.stack([g, a, top_mean(energy, closed_form.top_share), normality], axis=1)
         scores = Scores(self.calibration.fuse(parts, mode.numpy()), parts, mode.numpy())
         return scores, self.calibration.fuse_positions(learned.double().numpy(), energy.double().numpy(), mode.numpy())

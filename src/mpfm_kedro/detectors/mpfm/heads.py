@@ -6,6 +6,8 @@ weights of the scores rest on. All H heads of a kind are fitted at once, since r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from sklearn.linear_model import LogisticRegression
@@ -24,48 +26,67 @@ PENALTY = 1e-3  # C of logistic regression
 
 
 class TopPositions:
-    """M_a: S_a = mean over the top share of the positions x of mean_e |w_e · F_x + b_e|, on standardised channels.
+    """M_a: S_a = mean over members e of the mean of |w_e · F_x + b_e| over the top share of e's positions x.
 
-    Each head has E members, trained from different first weights: one alone may end in a poor local minimum.
+    Each head has E members, on standardised channels. They are trained from different first weights, since one alone
+    may end in a poor local minimum, and average different shares of the positions: a defect may fill a tenth of the
+    image or a hundredth.
 
     Args:
         weight: w of each head and member (H, E, C).
         bias: b (H, E).
         center: of each channel over the positions of training normals (C,).
         spread: likewise.
-        top_share: share of the positions that is averaged.
+        shares: of the positions, averaged by each member; E in all.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor, center: Tensor, spread: Tensor, top_share: float) -> None:
-        self.weight, self.bias, self.center, self.spread, self.top_share = weight, bias, center, spread, top_share
+    def __init__(self, weight: Tensor, bias: Tensor, center: Tensor, spread: Tensor, shares: Sequence[float]) -> None:
+        self.weight, self.bias, self.center, self.spread, self.shares = weight, bias, center, spread, list(shares)
 
-    def position_scores(self, maps: Tensor) -> Tensor:
-        """The score of each position, (B, C, H', W') → (B, H' · W', H)."""
+    def head(self, number: int) -> TopPositions:
+        """One of the heads alone."""
+        return TopPositions(self.weight[[number]], self.bias[[number]], self.center, self.spread, self.shares)
+
+    def of_members(self, maps: Tensor) -> Tensor:
+        """|w_e · F_x + b_e| at each position, (B, C, H', W') → (B, H' · W', H, E)."""
         weight = (self.weight / self.spread).to(maps.device)
         offset = (self.bias - (self.weight / self.spread) @ self.center).to(maps.device)
         members = to_patches(maps.float()) @ weight.flatten(0, 1).T + offset.flatten()
-        return members.abs().view(len(maps), -1, *offset.shape).mean(3)
+        return members.abs().view(len(maps), -1, *offset.shape)
 
-    def maps(self, rows: FeatureRows, device: torch.device) -> Tensor:
-        """The score of each position by each head, (n, H', W', H)."""
+    def top_mean(self, of_members: Tensor) -> Tensor:
+        """S_a from the scores of positions by members, (B, X, H, E) → (B, H)."""
+        count = rank_weights(self.shares, of_members.shape[1]).to(of_members.device)
+        top = of_members.topk(len(count), dim=1).values
+        return (top * count[:, None]).sum(1).mean(2)
+
+    def inspect(self, rows: FeatureRows, device: torch.device) -> tuple[np.ndarray, Tensor]:
+        """S_a of each image by each head (n, H), and the mean over members at each position (n, H', W', H)."""
         shape = *rows.maps.shape[2:], len(self.weight)
-        found = [torch.empty(0, *shape)]
-        found += [self.position_scores(maps.to(device)).cpu().view(-1, *shape) for _, maps in rows.map_batches()]
-        return torch.cat(found)
+        scores, maps = [torch.empty(0, len(self.weight))], [torch.empty(0, *shape)]
+        for _, batch in rows.map_batches():
+            of_members = self.of_members(batch.to(device))
+            scores.append(self.top_mean(of_members).cpu())
+            maps.append(of_members.mean(3).cpu().view(-1, *shape))
+        return torch.cat(scores).double().numpy(), torch.cat(maps)
 
     def score(self, rows: FeatureRows, device: torch.device) -> np.ndarray:
         """S_a of each image by each head, (n, H)."""
-        found = [np.empty((0, len(self.weight)))]
-        for _, maps in rows.map_batches():
-            scores = self.position_scores(maps.to(device))
-            top = scores.topk(top_number(self.top_share, scores.shape[1]), dim=1).values.mean(1)
-            found.append(top.cpu().double().numpy())
-        return np.concatenate(found)
+        found = [torch.empty(0, len(self.weight))]
+        found += [self.top_mean(self.of_members(maps.to(device))).cpu() for _, maps in rows.map_batches()]
+        return torch.cat(found).double().numpy()
 
 
 def top_number(share: float, positions: int) -> int:
     """How many positions are averaged."""
     return max(1, int(share * positions))
+
+
+def rank_weights(shares: Sequence[float], positions: int) -> Tensor:
+    """What the position of each rank counts in the mean of each member's top positions, (largest number, E)."""
+    numbers = torch.tensor([top_number(share, positions) for share in shares])
+    rank = torch.arange(int(numbers.max()))[:, None]
+    return (rank < numbers) / numbers
 
 
 def fit_top_positions(
@@ -74,8 +95,7 @@ def fit_top_positions(
     learns: tuple[np.ndarray, np.ndarray],
     center: Tensor,
     spread: Tensor,
-    top_share: float,
-    n_members: int,
+    shares: Sequence[float],
     steps: int,
     batch: tuple[int, int],
     seed: int,
@@ -84,7 +104,7 @@ def fit_top_positions(
     """Train each member of each head by the deviation loss: its S_a → 0 for normals, S_a ≥ 5 for anomalies.
 
     Adam on ``deviation_loss``, with a rate that decreases by steps from 0.03 to 3e-6. Members differ in their first
-    weights alone.
+    weights and in the share of the positions that they average.
 
     Args:
         normals: n training normals.
@@ -92,8 +112,7 @@ def fit_top_positions(
         learns: which normals (H, n) and which anomalies (H, m) each head learns from.
         center: of each channel (C,).
         spread: likewise.
-        top_share: share of the positions that is averaged.
-        n_members: E, of each head.
+        shares: of the positions, averaged by each of the E members of a head.
         steps: of training.
         batch: number of normals and of anomalies in a batch.
         seed: of the first weights and of the batches.
@@ -106,7 +125,7 @@ def fit_top_positions(
     source = StandardisedInput("maps", center, spread)
     (inputs,) = training_inputs([source], [normals, anomalies], sum(batch), context)
     allowed = [torch.from_numpy(each).float().to(device) for each in learns]
-    n_heads, channels = len(allowed[0]), len(center)
+    n_heads, n_members, channels = len(allowed[0]), len(shares), len(center)
     generator = torch.Generator().manual_seed(seed)
     first = (2 * torch.rand(n_members, channels, generator=generator) - 1) / channels**0.5
     weight = first.repeat(n_heads, 1).to(device)  # head after head, (H · E, C)
@@ -114,6 +133,7 @@ def fit_top_positions(
     optimiser = torch.optim.Adam([weight, bias], LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     schedule = torch.optim.lr_scheduler.StepLR(optimiser, max(1, steps // DECAYS), DECAY)
     abnormal = torch.arange(sum(batch), device=device)[:, None] >= batch[0]
+    count = rank_weights(shares, int(np.prod(normals.maps.shape[2:]))).repeat(1, n_heads).to(device)
     losses = []
     for _ in range(steps):
         drawn = [
@@ -124,39 +144,38 @@ def fit_top_positions(
         positions = x.flatten(0, 1)
         scores = (positions @ weight.T + bias).view(*x.shape[:2], -1)
         of_members = share.repeat_interleave(n_members, dim=0).T
-        loss, gradient = deviation_loss(scores, abnormal, of_members, top_number(top_share, x.shape[1]))
+        loss, gradient = deviation_loss(scores, abnormal, of_members, count)
         weight.grad, bias.grad = gradient.flatten(0, 1).T @ positions, gradient.sum((0, 1))
         optimiser.step()
         schedule.step()
         losses.append(loss[-n_members:].mean())
     history = [float(torch.stack(part).mean()) for part in _tenths(losses)]
     shape = n_heads, n_members
-    return TopPositions(
-        weight.cpu().unflatten(0, shape), bias.cpu().unflatten(0, shape), center, spread, top_share
-    ), history
+    fitted = TopPositions(weight.cpu().unflatten(0, shape), bias.cpu().unflatten(0, shape), center, spread, shares)
+    return fitted, history
 
 
-def deviation_loss(scores: Tensor, abnormal: Tensor, share: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def deviation_loss(scores: Tensor, abnormal: Tensor, share: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """The loss of each head, and its gradient with respect to the signed scores of positions.
 
-    L_h = Σ_i share_ih l(S_ih) / B with S the mean of the k largest |score|, l(S) = S for normals and max(0, 5 − S) for
-    anomalies. The gradient is zero but at the k top positions.
+    L_h = Σ_i share_ih l(S_ih) / B with S = Σ_k count_kh |score|_(k), the mean of the largest, l(S) = S for normals and
+    max(0, 5 − S) for anomalies. The gradient is zero but at the top positions.
 
     Args:
         scores: signed, of each position (B, X, H).
         abnormal: whether the image is an anomaly (B, 1).
         share: what each image counts in each head's loss (B, H).
-        k: how many positions are averaged.
+        count: of the position of each rank, as ``rank_weights`` has it (K, H).
 
     Returns:
         Losses (H,) and gradient (B, X, H).
     """
-    top = scores.abs().topk(k, dim=1)
-    score = top.values.mean(1)
+    top = scores.abs().topk(len(count), dim=1)
+    score = (top.values * count).sum(1)
     loss = torch.where(abnormal, (MARGIN - score).clamp_min(0), score)
-    slope = torch.where(abnormal, -(score < MARGIN).float(), 1.0) * share / (k * len(scores))
-    sign = scores.gather(1, top.indices).sign()
-    return (loss * share).mean(0), torch.zeros_like(scores).scatter_(1, top.indices, sign * slope[:, None])
+    slope = torch.where(abnormal, -(score < MARGIN).float(), 1.0) * share / len(scores)
+    gradient = scores.gather(1, top.indices).sign() * count * slope[:, None]
+    return (loss * share).mean(0), torch.zeros_like(scores).scatter_(1, top.indices, gradient)
 
 
 def fit_linear(

@@ -80,9 +80,8 @@ class Heads:
 
     def head(self, number: int = FINAL) -> Heads:
         """The heads of one round alone, by default those that learned from everything."""
-        top, own = self.top_positions, [number]
-        alone = TopPositions(top.weight[own], top.bias[own], top.center, top.spread, top.top_share)
-        return Heads(alone, self.weight[own], self.bias[own], self.standardiser)
+        own = [number]
+        return Heads(self.top_positions.head(number), self.weight[own], self.bias[own], self.standardiser)
 
     def pack(self, unseen: np.ndarray, rounds: Rounds, details: dict[str, Any]) -> Artefact:
         """As tensors and plain values, with what the heads say of all normals (n, H, 2)."""
@@ -90,7 +89,7 @@ class Heads:
         arrays |= {f"learns.{name}": value for name, value in vars(rounds).items()}
         tensors: dict[str, Tensor] = {name: torch.from_numpy(np.ascontiguousarray(v)) for name, v in arrays.items()}
         tensors |= {"a.weight": self.top_positions.weight, "a.bias": self.top_positions.bias}
-        return Artefact(tensors, {"top_share": self.top_positions.top_share, **details})
+        return Artefact(tensors, {"shares": self.top_positions.shares, **details})
 
 
 def unpack_heads(artefact: Artefact, standardiser: Standardiser) -> Heads:
@@ -99,7 +98,7 @@ def unpack_heads(artefact: Artefact, standardiser: Standardiser) -> Heads:
         **artefact.part("a"),
         center=standardiser.map_center,
         spread=standardiser.map_spread,
-        top_share=artefact.details["top_share"],
+        shares=artefact.details["shares"],
     )
     linear = {name: value.numpy() for name, value in artefact.part("n").items()}
     return Heads(top_positions, **linear, standardiser=standardiser)
@@ -128,15 +127,14 @@ def fit_heads(
     standardiser = closed_forms.final.standardiser
     learns = rounds.normals, rounds.anomalies
     if len(data.anomalies) == 0:
-        return _zero_heads(standardiser, len(rounds.normals), parameters["head_top_share"]), []
+        return _zero_heads(standardiser, len(rounds.normals)), []
     top_positions, losses = fit_top_positions(
         data.normals,
         data.anomalies,
         learns,
         standardiser.map_center,
         standardiser.map_spread,
-        parameters["head_top_share"],
-        parameters["head_members"],
+        [share for share in parameters["head_top_shares"] for _ in range(parameters["head_members"])],
         parameters["head_steps"],
         (parameters["normals_per_batch"], parameters["anomalies_per_batch"]),
         seed,
@@ -149,8 +147,8 @@ def fit_heads(
     return Heads(top_positions, weight, bias, standardiser), history
 
 
-def _zero_heads(standardiser: Standardiser, n_heads: int, top_share: float) -> Heads:
+def _zero_heads(standardiser: Standardiser, n_heads: int) -> Heads:
     map_scale = standardiser.map_center, standardiser.map_spread
     weight, bias = torch.zeros(n_heads, 1, len(map_scale[0])), torch.zeros(n_heads, 1)
-    top_positions = TopPositions(weight, bias, *map_scale, top_share)
+    top_positions = TopPositions(weight, bias, *map_scale, shares=[1.0])
     return Heads(top_positions, np.zeros((n_heads, len(standardiser.pooled_center))), np.zeros(n_heads), standardiser)

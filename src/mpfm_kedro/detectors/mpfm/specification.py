@@ -36,7 +36,7 @@ def specify_mpfm(
     pieces = [_piece("closed_form", closed_form | {"backbone": number}, backbone=number) for number in backbones]
     if trained:
         own = _chosen(
-            training, "head_steps", "head_members", "head_top_share", "normals_per_batch", "anomalies_per_batch"
+            training, "head_steps", "head_members", "head_top_shares", "normals_per_batch", "anomalies_per_batch"
         )
         own |= _chosen(repairs, "normality_target")
         factor = training.head_steps / 500
