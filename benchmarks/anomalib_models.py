@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from torchvision.models import resnet18
 
 from mpfm_kedro.backbones.extraction import MEAN, STD, ViewImages
 
@@ -58,13 +58,15 @@ class Anomalib:
         self._mean, self._std = (255 * torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, STD))
 
     def fit(self, normals: ViewImages) -> None:
-        """Collect the features of all normals, then fit."""
+        """Collect the features of all normals, then fit; ``last_step`` is the seconds after the features."""
         self.model.train()
         self.model.feature_extractor.eval()
         with torch.no_grad():
             for _, images in self._batches(normals):
                 self.model(self._normalised(images))
+            start = time.perf_counter()
             self._finish(self.model)
+            self.last_step = time.perf_counter() - start
 
     def scores(self, tested: ViewImages) -> np.ndarray:
         """One score for each image; the heat maps, which these models always make, are dropped."""
@@ -74,9 +76,8 @@ class Anomalib:
         return torch.cat(found).double().numpy()
 
     def _batches(self, images: ViewImages) -> DataLoader:
-        return DataLoader(
-            images, BATCH, num_workers=self.workers, prefetch_factor=4 if self.workers else None
-        )  # as ``extract``
+        """As ``extract`` reads them."""
+        return DataLoader(images, BATCH, num_workers=self.workers, prefetch_factor=4 if self.workers else None)
 
     def _normalised(self, images: Tensor) -> Tensor:
         return (images.float() - self._mean) / self._std
@@ -91,16 +92,3 @@ def load_backbone(network: nn.Module, weights: dict[str, Tensor]) -> None:
     if missing := [name for name in own if name not in weights and not name.endswith("num_batches_tracked")]:
         raise ValueError(f"no weights for {', '.join(missing[:3])}")
     network.load_state_dict({name: weights.get(name, value) for name, value in own.items()})
-
-
-def check_backbone(network: nn.Module, weights: dict[str, Tensor]) -> float:
-    """The largest difference between the network's last map of a made image and torchvision's, relative to its size."""
-    reference = resnet18().eval()
-    reference.load_state_dict(weights)
-    image = torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        maps = reference.maxpool(reference.relu(reference.bn1(reference.conv1(image))))
-        for layer in (reference.layer1, reference.layer2, reference.layer3):
-            maps = layer(maps)
-        found = network.eval()(image)[-1]
-    return float((found - maps).abs().max() / maps.abs().max())
