@@ -52,7 +52,7 @@ class Cell:
     def positions(self, samples: Sequence[str], view: str = ORIGINAL) -> np.ndarray:
         """Where samples are among the views."""
         own = self.views[self.views["view"] == view]
-        return pd.Series(own.index, own["sample_id"])[list(samples)].to_numpy()
+        return np.array(pd.Series(own.index, own["sample_id"])[list(samples)])
 
     @property
     def normals(self) -> np.ndarray:
