@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from feature_networks import Engine, Networks, full_batches
-from general_elpv import KNOWN, SEED, SIZE, WEIGHTS, Cell, fit, open_cell, read_parameters, specify, take, training_data
+from general_elpv import SEED, SIZE, WEIGHTS, Cell, fit, open_cell, read_parameters, specify, take, training_data
 from machine import as_table, describe, write_page
 from mpfm_kedro.backbones.extraction import Backbone, extract
 from mpfm_kedro.backbones.weights import obtain_weights
@@ -115,7 +115,7 @@ def difference(pooled: np.ndarray, reference: np.ndarray) -> tuple[float, float]
 def fitted_auc(pooled: np.ndarray, maps: np.ndarray, cell: Cell, parameters: Parameters) -> tuple[float, ...]:
     """AUC of MPFM and of Mahalanobis."""
     normals, anomalies, tested = (take(pooled, maps, rows) for rows in (cell.normals, cell.anomalies, cell.tested))
-    data = training_data(normals, anomalies)
+    data = training_data(normals, anomalies, len(cell.run["known_anomalies"]))
     specifications = specify(parameters)(), Mahalanobis.specify(parameters.comparison.steps)
     return tuple(cell.auc(fit(own, data).score_samples(tested).score) for own in specifications)
 
@@ -200,7 +200,7 @@ def main() -> None:
         timed = images[: given.images // BATCH * BATCH]
         seconds = measure_speed(engines, networks.backbone, cell, timed, parameters, given.repeats)
         effects = measure_effects(engines, networks.backbone, cell, images, parameters, not given.no_auc)
-    normals = f"{len(cell.run['train_normals']):,} normals and {KNOWN} known anomalies"
+    normals = f"{len(cell.run['train_normals']):,} normals and {len(cell.run['known_anomalies'])} known anomalies"
     write_page(
         given.output,
         "# Engines for the feature network",

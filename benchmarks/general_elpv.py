@@ -104,9 +104,9 @@ def take(pooled: np.ndarray, maps: np.ndarray, positions: np.ndarray) -> Feature
     return FeatureRows(pooled[positions], maps, positions, np.arange(len(positions)))
 
 
-def training_data(normals: FeatureRows, anomalies: FeatureRows) -> TrainingData:
-    """Normals, and known anomalies view after view; no pseudo-anomalies, which only a trained flow needs."""
-    known = anomalies.with_source(np.arange(len(anomalies)) % KNOWN)
+def training_data(normals: FeatureRows, anomalies: FeatureRows, n_known: int) -> TrainingData:
+    """Normals, and M known anomalies view after view; no pseudo-anomalies, which only a trained flow needs."""
+    known = anomalies.with_source(np.arange(len(anomalies)) % n_known)
     return TrainingData(normals, normals.take(np.arange(0)), known)
 
 

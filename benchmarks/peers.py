@@ -49,7 +49,8 @@ class Mpfm:
         normals, anomalies = (take(pooled, maps, own) for own in np.split(rows, [len(cell.normals)]))
         ours = specify(self.parameters)
         specification = ours() if self.known else ours.untrained()
-        self.detector = fit(specification, training_data(normals, anomalies))
+        data = training_data(normals, anomalies, len(cell.run["known_anomalies"]))
+        self.detector = fit(specification, data)
 
     def scores(self, cell: Cell) -> np.ndarray:
         """Of the test set."""

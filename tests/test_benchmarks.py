@@ -8,7 +8,7 @@ import torch
 
 from engines import DEFAULT, ENGINES, EXTRACTION, REFERENCE, Effect, conclude, describe_extraction, difference, rows
 from feature_networks import full_batches
-from general_elpv import KNOWN, SEED, open_cell, read_parameters
+from general_elpv import KNOWN, SEED, open_cell, read_parameters, take, training_data
 from machine import as_table, cpu_fields
 from peers import describe_coreset, row
 
@@ -80,3 +80,10 @@ def test_cell_is_that_of_a_development_seed() -> None:
     assert len(cell.anomalies) == 4 * KNOWN
     assert not learned & set(cell.tested)
     assert set(cell.views.iloc[cell.anomalies]["sample_id"]) == set(cell.run["known_anomalies"])
+
+
+def test_views_of_an_anomaly_have_its_number_where_fewer_are_known() -> None:
+    pooled, maps = np.zeros((12, 2)), np.zeros((12, 1, 1, 1))
+    data = training_data(take(pooled, maps, np.arange(6)), take(pooled, maps, np.arange(6, 12)), 3)
+    assert data.anomalies.source.tolist() == [0, 1, 2, 0, 1, 2]
+    assert data.n_known == 3
