@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test app viz benchmark faults fuzz audit clean
+.PHONY: run test app viz benchmark benchmark-engines benchmark-peers faults fuzz audit clean
 
 # the hard setting on ELPV, from raw images to data/08_reporting/elpv/hard/report.html
 run: $(INSTALLED)
@@ -36,6 +36,19 @@ benchmark: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/speed.py
 	$(VENV)/bin/python benchmarks/inspection.py
 
+# which engine should run the feature network: docs/results/engines.md; adds OpenVINO and nncf to the environment.
+# ARGS="--samples 300 --images 64 --no-auc" is a quick try
+benchmark-engines: $(INSTALLED)
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[dev,engines]'
+	$(VENV)/bin/python benchmarks/engines.py $(ARGS)
+
+# MPFM beside anomalib: docs/results/peers.md; an environment of its own, because anomalib brings eighteen packages, with
+# the same torch; ARGS="--images 100 --coreset-ratio 0.01" is a quick try
+benchmark-peers:
+	$(PYTHON) -m venv $(VENV)-peers
+	$(VENV)-peers/bin/pip install --quiet --constraint constraints.txt --editable '.[peers]'
+	$(VENV)-peers/bin/python benchmarks/peers.py $(ARGS)
+
 # every fault in every stage, and every damage of every kind of stored file, as the tables of docs/faults.md; as root all
 # of it, otherwise without full disks and lost permissions; ARGS="disk full" does a part
 faults: $(INSTALLED)
@@ -60,4 +73,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 # removes the environment, not the data
 clean:
-	rm -rf $(VENV) $(VENV)-audit
+	rm -rf $(VENV) $(VENV)-audit $(VENV)-peers

@@ -1,0 +1,121 @@
+"""One cell of the protocol for benchmarks: ELPV at 224 px, general setting, ten known anomalies, a development seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from sklearn.metrics import roc_auc_score
+
+from mpfm_kedro.backbones.extraction import ViewImages
+from mpfm_kedro.backbones.rows import FeatureRows
+from mpfm_kedro.configuration import project_loader
+from mpfm_kedro.detectors.base import Artefact, Context, TrainingData
+from mpfm_kedro.detectors.pieces import Specification
+from mpfm_kedro.experiments.protocol import make_general_runs, records
+from mpfm_kedro.experiments.specifications import Ours
+from mpfm_kedro.images.loading import ImageLoader
+from mpfm_kedro.images.views import ORIGINAL
+from mpfm_kedro.parameters import Parameters, check_parameters
+from mpfm_kedro.pipelines.ingestion.nodes import split_normals
+from mpfm_kedro.sources import elpv
+
+SIZE, KNOWN = 224, 10
+SEED = 100  # of development: 0 to 4 are those of the results
+WEIGHTS = Path("data/01_raw/weights")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a run learns from and is tested on, as images.
+
+    Args:
+        run: which samples train and which test.
+        views: the originals of all samples, then the augmented views of the known anomalies; position is the index.
+        images: reads them.
+    """
+
+    run: dict[str, Any]
+    views: pd.DataFrame
+    images: ImageLoader
+
+    def dataset(self, positions: np.ndarray | slice = slice(None)) -> ViewImages:
+        """Some of the views as the backbone reads them."""
+        return ViewImages(self.views.iloc[positions], self.images.read, SIZE)
+
+    def positions(self, samples: Sequence[str], view: str = ORIGINAL) -> np.ndarray:
+        """Where samples are among the views."""
+        own = self.views[self.views["view"] == view]
+        return np.array(pd.Series(own.index, own["sample_id"])[list(samples)])
+
+    @property
+    def normals(self) -> np.ndarray:
+        """Positions of the training normals."""
+        return self.positions(self.run["train_normals"])
+
+    @property
+    def anomalies(self) -> np.ndarray:
+        """Positions of the known anomalies, view after view."""
+        views = self.views["view"].unique()
+        return np.concatenate([self.positions(self.run["known_anomalies"], view) for view in views])
+
+    @property
+    def tested(self) -> np.ndarray:
+        """Positions of the test set, normals first."""
+        return self.positions([*self.run["test_normals"], *self.run["test_anomalies"]])
+
+    def auc(self, scores: np.ndarray) -> float:
+        """Of the test set's scores."""
+        label = [0] * len(self.run["test_normals"]) + [1] * len(self.run["test_anomalies"])
+        return float(roc_auc_score(label, scores))
+
+
+def read_parameters() -> Parameters:
+    """As the configuration has them by default."""
+    return check_parameters(project_loader()["parameters"])
+
+
+def open_cell(parameters: Parameters, n_images: int = 0) -> Cell:
+    """The cell with all images, or with so many of them for a quick try."""
+    folder = elpv.SOURCE.locate(Path(parameters.data_root))
+    listed = elpv.SOURCE.list_samples(folder)
+    if n_images:
+        listed = listed.iloc[np.linspace(0, len(listed) - 1, min(n_images, len(listed))).astype(int)]
+    samples = split_normals(listed.assign(problem="", content_hash="").reset_index(drop=True))
+    (run,) = records(make_general_runs(samples, KNOWN, 1, SEED))
+    known = samples[samples["sample_id"].isin(run["known_anomalies"])]
+    views = [samples.assign(view=ORIGINAL), *(known.assign(view=view) for view in parameters.features.anomaly_views)]
+    return Cell(run, pd.concat(views, ignore_index=True), ImageLoader("elpv", folder, int(1e8), Path("unused")))
+
+
+def specify(parameters: Parameters) -> Ours:
+    """MPFM as configured."""
+    return Ours(parameters.prototypes, parameters.repairs, parameters.training, parameters.backbone)
+
+
+def take(pooled: np.ndarray, maps: np.ndarray, positions: np.ndarray) -> FeatureRows:
+    """Some rows of features that are in memory."""
+    return FeatureRows(pooled[positions], maps, positions, np.arange(len(positions)))
+
+
+def training_data(normals: FeatureRows, anomalies: FeatureRows, n_known: int) -> TrainingData:
+    """Normals, and M known anomalies view after view; no pseudo-anomalies, which only a trained flow needs."""
+    known = anomalies.with_source(np.arange(len(anomalies)) % n_known)
+    return TrainingData(normals, normals.take(np.arange(0)), known)
+
+
+def fit(specification: Specification, data: TrainingData) -> Any:
+    """The fitted detector: piece by piece, as the stages do, without a cache."""
+    pieces: dict[str, Artefact] = {}
+    without = replace(data, anomalies=data.anomalies.take(np.arange(0)))
+    for piece in specification.pieces:
+        own = data if piece.supervised else without
+        with torch.random.fork_rng(devices=[]):
+            pieces[piece.name] = resolve_name(piece.fit)(own, pieces, piece.parameters, SEED, Context())
+    return resolve_name(specification.load)(pieces, torch.device("cpu"))
