@@ -89,23 +89,21 @@ def undisturbed(folder: Path, given: argparse.Namespace) -> float:
     return seconds
 
 
-def computing(dask_worker: Worker) -> list[tuple[str, str]]:
-    """Key and description of each task that a worker computes at this moment."""
-    return [(str(one.key), str(one.run_spec.args[0])) for one in dask_worker.state.executing]
+def computing(dask_worker: Worker) -> list[tuple[str, str, int]]:
+    """Key and description of each task that a worker computes at this moment, and its process."""
+    return [(str(one.key), str(one.run_spec.args[0]), os.getpid()) for one in dask_worker.state.executing]
 
 
 def kill_one(client: Client, killing: Killing) -> None:
     """Kill the first worker that is seen twice at one wanted task: it is in the middle of it."""
-    seen: set[tuple[str, str]] = set()
+    seen: set[str] = set()
     while not killing.pid:
         time.sleep(LOOK_SECONDS)
-        for address, tasks in client.run(computing).items():
-            for key, task in tasks:
-                if killing.wanted in task and (address, key) in seen and not killing.pid:
-                    killing.task, killing.key, killing.moment = task, key, time.time()
-                    killing.pid = client.run(os.getpid, workers=[address])[address]
-                    os.kill(killing.pid, signal.SIGKILL)
-                seen.add((address, key))
+        for key, task, pid in (found for tasks in client.run(computing).values() for found in tasks):
+            if killing.wanted in task and key in seen and not killing.pid:
+                os.kill(pid, signal.SIGKILL)
+                killing.task, killing.key, killing.pid, killing.moment = task, key, pid, time.time()
+            seen.add(key)
 
 
 def study_with_a_kill(folder: Path, given: argparse.Namespace) -> tuple[float, Killing, list[str]]:
@@ -119,7 +117,10 @@ def study_with_a_kill(folder: Path, given: argparse.Namespace) -> tuple[float, K
         seconds = study(folder, given, f"compute.dask_scheduler={cluster.scheduler_address}")
         if not killing.pid:
             raise SystemExit(f"No worker was killed: none was seen twice at a task with {given.kill_at!r} in its name")
-        return seconds, killing, told(cluster.scheduler.story(killing.key), killing.moment)
+        story = cluster.scheduler.story(killing.key)
+    if not any((one.start, one.finish) == ("processing", "released") for one in story):
+        raise SystemExit(f"{killing.task} was done before its worker was killed; start again")
+    return seconds, killing, told(story, killing.moment)
 
 
 def told(story: Any, moment: float) -> list[str]:
