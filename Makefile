@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test app viz benchmark faults fuzz audit clean
+.PHONY: run test app viz benchmark benchmark-growth benchmark-study faults fuzz audit clean
 
 # the hard setting on ELPV, from raw images to data/08_reporting/elpv/hard/report.html
 run: $(INSTALLED)
@@ -35,6 +35,16 @@ viz: $(INSTALLED)
 benchmark: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/speed.py
 	$(VENV)/bin/python benchmarks/inspection.py
+
+# seconds, memory and disk of every stage for 1, 4 and 16 copies of ELPV, as docs/results/growth.md; alone on the machine,
+# with 20 GB of disk in the folder for temporary files; a size that was measured before is kept
+benchmark-growth: $(INSTALLED)
+	$(VENV)/bin/python benchmarks/growth.py $(ARGS)
+
+# a study of real images without Dask and on Dask with a killed worker, compared bit by bit, as docs/results/killed_study.md;
+# make benchmark-study ARGS="--data-root FOLDER" where BrainMRI and HeadCT are elsewhere
+benchmark-study: $(INSTALLED)
+	PYTHONPATH=tests $(VENV)/bin/python benchmarks/killed_study.py $(ARGS)
 
 # every fault in every stage, and every damage of every kind of stored file, as the tables of docs/faults.md; as root all
 # of it, otherwise without full disks and lost permissions; ARGS="disk full" does a part

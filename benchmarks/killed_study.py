@@ -64,6 +64,7 @@ def study(folder: Path, given: argparse.Namespace, *more: str) -> float:
     file.write_text(json.dumps(STUDY | {"datasets": given.datasets.split(",")}), encoding="utf-8")
     data_root = input_path(given.data_root, project_root())
     params = ",".join([f"study={file}", f"data_root={data_root}", f"output_root={folder / 'out'}", *more])
+    params += f",image_size={given.image_size}" if given.image_size else ""
     command = ["kedro", "run", f"--env={given.env}", "--pipelines=study", f"--params={params}"]
     began = time.monotonic()
     with (folder / "log.txt").open("wb") as log:
@@ -78,7 +79,13 @@ def study(folder: Path, given: argparse.Namespace, *more: str) -> float:
 def undisturbed(folder: Path, given: argparse.Namespace) -> float:
     """The study on this machine alone; one that was finished by the same command and revision is used again."""
     record = folder.with_suffix(".json")
-    about = {"study": STUDY, "datasets": given.datasets, "env": given.env, "revision": code_revision()}
+    about = {
+        "study": STUDY,
+        "datasets": given.datasets,
+        "env": given.env,
+        "image_size": given.image_size,
+        "revision": code_revision(),
+    }
     if record.is_file():
         known = json.loads(record.read_text())
         if known["about"] == about:
@@ -160,9 +167,11 @@ def compared(here: Path, there: Path) -> tuple[dict[str, int], list[str]]:
     return counts, sorted(different)
 
 
-def report(folder: Path, seconds: tuple[float, float], killing: Killing, story: list[str]) -> tuple[str, bool]:
+def report(
+    given: argparse.Namespace, seconds: tuple[float, float], killing: Killing, story: list[str]
+) -> tuple[str, bool]:
     """The report as Markdown, and whether both studies are the same."""
-    here, there = folder / "here/out", folder / "there/out"
+    here, there = given.folder / "here/out", given.folder / "there/out"
     trials, scores, largest = largest_difference(here, there)
     counts, different = compared(here, there)
     plan = pd.read_csv(next(here.glob("08_reporting/study/*/plan.csv")), keep_default_na=False)
@@ -171,23 +180,23 @@ def report(folder: Path, seconds: tuple[float, float], killing: Killing, story: 
     lines = [
         "# A study with a killed worker",
         "",
-        f"Made by `make benchmark-study` on {date.today().isoformat()}, revision {code_revision()},",
-        f"{os.cpu_count()} cores, no GPU. The same study of real images, once with worker processes of this machine",
-        "and once on a Dask cluster of two workers, one of which was ended by SIGKILL while it computed. They share",
-        "raw images and weights, nothing else.",
+        f"Made by `make benchmark-study` on {date.today().isoformat()}, revision {code_revision()}.",
+        "The same study, once with worker processes of this machine and once on a Dask cluster of two workers, one of",
+        "which was ended by SIGKILL while it computed. They share raw images and weights, nothing else.",
         "",
         "| | |",
         "|---|---|",
         f"| datasets | {', '.join(datasets)} |",
-        f"| methods | {', '.join(STUDY['methods'])} |",
+        f"| methods | {'; '.join(STUDY['methods'])} |",
         "| settings, M, seeds | general and hard, 10 and 1, 100 and 101 |",
+        f"| image size | {given.image_size or 'as chosen for each dataset'} |",
         f"| trials | {trials} |",
         f"| killed | process {killing.pid}, {killing.moment - killing.began:.0f} s after the start |",
         f"| it computed | {killing.task} |",
         f"| what Dask did with the task | {'; '.join(story)} |",
         "| the worker | was replaced by Dask's nanny |",
-        f"| seconds without Dask | {seconds[0]:.0f} ({in_words(seconds[0])}) |",
-        f"| seconds on Dask, with the kill | {seconds[1]:.0f} ({in_words(seconds[1])}) |",
+        f"| time without Dask | {in_words(seconds[0])} |",
+        f"| time on Dask, with the kill | {in_words(seconds[1])} |",
         f"| compared bit by bit | {', '.join(f'{count} {kind}' for kind, count in counts.items())} |",
         f"| different | {', '.join(different) or 'none'} |",
         f"| largest difference of {scores:,} scores and their parts | {largest:g} |",
@@ -202,6 +211,7 @@ def main() -> None:
     parser.add_argument("--datasets", default="elpv,brainmri,headct", help="one that is not there is skipped")
     parser.add_argument("--data-root", default="data/01_raw", help="where brainmri and headct are")
     parser.add_argument("--env", default="base", help="test, with --datasets synthetic, tries this in a minute")
+    parser.add_argument("--image-size", type=int, default=0, help="fewer pixels for a trial; 0: what fits the images")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "mpfm_killed_study")
     parser.add_argument("--kill-at", default="heads of", help="part of the description of the task to kill")
     parser.add_argument("--report", type=Path, default=Path("docs/results/killed_study.md"))
@@ -209,7 +219,7 @@ def main() -> None:
     alone = undisturbed(given.folder / "here", given)
     print(f"Without Dask: {alone:.0f} s", flush=True)
     on_dask, killing, story = study_with_a_kill(given.folder / "there", given)
-    text, same = report(given.folder, (alone, on_dask), killing, story)
+    text, same = report(given, (alone, on_dask), killing, story)
     given.report.write_text(text, encoding="utf-8")
     print(text)
     sys.exit(not same)
