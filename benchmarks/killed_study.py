@@ -29,6 +29,7 @@ from distributed import Client, LocalCluster, Worker
 
 from faults.project import results
 from mpfm_kedro.configuration import input_path, project_root
+from mpfm_kedro.experiments.trials import PieceTask, ScoreTask
 from mpfm_kedro.progress import in_words
 from mpfm_kedro.provenance import code_revision
 
@@ -97,8 +98,9 @@ def undisturbed(folder: Path, given: argparse.Namespace) -> float:
 
 
 def computing(dask_worker: Worker) -> list[tuple[str, str, int]]:
-    """Key and description of each task that a worker computes at this moment, and its process."""
-    return [(str(one.key), str(one.run_spec.args[0]), os.getpid()) for one in dask_worker.state.executing]
+    """Key and description of each fit and each scoring that a worker computes at this moment, and its process."""
+    tasks = [(str(one.key), one.run_spec.args[0]) for one in dask_worker.state.executing]
+    return [(key, str(task), os.getpid()) for key, task in tasks if isinstance(task, PieceTask | ScoreTask)]
 
 
 def kill_one(client: Client, killing: Killing) -> None:
