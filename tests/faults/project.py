@@ -232,7 +232,8 @@ def results(out: Path) -> dict[str, str]:
         found[str(file.relative_to(out))] = hashlib.sha256(tensors).hexdigest()
     for file in out.glob("04_feature/store/*/keys.txt"):
         keys = file.read_bytes().decode(errors="replace").split("\n")[:-1]
-        wanted = set(row_keys(pd.read_parquet(out / "04_feature/synthetic/views.parquet")))  # others are never read
+        views = [pd.read_parquet(views) for views in out.glob("04_feature/*/views.parquet")]
+        wanted = set(row_keys(pd.concat(views)))  # others are never read
         rows = {key: row for row, key in enumerate(keys) if key in wanted}
         for name in ("pooled.f32", "maps.f16"):
             table = np.fromfile(file.with_name(name), np.uint8).reshape(len(keys), -1)

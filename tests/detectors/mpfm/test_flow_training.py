@@ -3,8 +3,8 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from mpfm_kedro.detectors.mpfm.closed_form import closed_form_start, fit_closed_form
-from mpfm_kedro.detectors.mpfm.flow_training import initial_flow, objective_options, unseen_start
+from mpfm_kedro.detectors.mpfm.closed_form import ROWS_AT_ONCE, closed_form_start, fit_closed_form
+from mpfm_kedro.detectors.mpfm.flow_training import _paths, initial_flow, objective_options, unseen_start
 from mpfm_kedro.detectors.mpfm.mode_fitting import build_modes, spectra_of
 from mpfm_kedro.detectors.mpfm.mutual_information import information, mim_loss
 
@@ -112,3 +112,18 @@ def test_pseudo_anomalies_count_less_the_more_anomalies_are_known(n_known, weigh
     options = objective_options(parameters, n_known)
     assert options.pseudo_weight == weight
     assert options.printed_mutual_information
+
+
+def test_paths_are_those_of_their_batches_and_never_held_twice(flow_of):
+    flow, z, _ = flow_of()
+    z = np.tile(z.astype(np.float32), (4, 1))[: 2 * ROWS_AT_ONCE + 7]
+    with torch.profiler.profile(profile_memory=True) as profile:
+        paths = _paths(flow, z, torch.Generator().manual_seed(0))
+    joined = sum(event.cpu_memory_usage for event in profile.key_averages() if event.key == "aten::cat")
+    assert joined < sum(part.nbytes for part in paths) / 10
+    generator = torch.Generator().manual_seed(0)
+    pieces = (whole.split(ROWS_AT_ONCE) for whole in (torch.from_numpy(z), *paths))
+    for piece, *parts in zip(*pieces, strict=True):
+        with torch.inference_mode():
+            expected = flow.modes.path(piece, flow.modes.endpoint(piece, generator))
+        assert all(torch.equal(part, own) for part, own in zip(parts, expected, strict=True))
