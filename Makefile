@@ -3,11 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-<<<<<<< HEAD
-.PHONY: run test app viz benchmark benchmark-engines benchmark-peers faults fuzz audit clean
-=======
-.PHONY: run test app viz benchmark benchmark-growth benchmark-study faults fuzz audit clean
->>>>>>> growth
+.PHONY: run test app viz benchmark benchmark-engines benchmark-peers benchmark-growth benchmark-study faults fuzz audit clean
 
 # the hard setting on ELPV, from raw images to data/08_reporting/elpv/hard/report.html
 run: $(INSTALLED)
@@ -40,7 +36,6 @@ benchmark: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/speed.py
 	$(VENV)/bin/python benchmarks/inspection.py
 
-<<<<<<< HEAD
 # which engine should run the feature network: docs/results/engines.md; adds OpenVINO and nncf to the environment.
 # ARGS="--samples 300 --images 64 --no-auc" is a quick try
 benchmark-engines: $(INSTALLED)
@@ -53,7 +48,7 @@ benchmark-peers:
 	$(PYTHON) -m venv $(VENV)-peers
 	$(VENV)-peers/bin/pip install --quiet --constraint constraints.txt --editable '.[peers]'
 	$(VENV)-peers/bin/python benchmarks/peers.py $(ARGS)
-=======
+
 # seconds, memory and disk of every stage for 1, 4 and 16 copies of ELPV, as docs/results/growth.md; alone on the machine,
 # with 20 GB of disk in the folder for temporary files; a size that was measured before is kept
 benchmark-growth: $(INSTALLED)
@@ -63,7 +58,6 @@ benchmark-growth: $(INSTALLED)
 # make benchmark-study ARGS="--data-root FOLDER" where BrainMRI and HeadCT are elsewhere
 benchmark-study: $(INSTALLED)
 	PYTHONPATH=tests $(VENV)/bin/python benchmarks/killed_study.py $(ARGS)
->>>>>>> growth
 
 # every fault in every stage, and every damage of every kind of stored file, as the tables of docs/faults.md; as root all
 # of it, otherwise without full disks and lost permissions; ARGS="disk full" does a part

@@ -1,7 +1,7 @@
 """Fitting the prototypes of patches: of all normals, and without each of some folds of them.
 
-Patches are read and smoothed once for all fits, and their first two moments are summed once for every group of normals
-that the same fits learn from.
+Patches are read and smoothed once for all fits where they fit in memory, and their first two moments are summed once
+for every group of normals that the same fits learn from.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class SmoothedPatches:
 
     Args:
         rows: the images.
-        device: where the patches are.
-        memory: bytes that they may take.
+        device: where batches of patches are wanted.
+        memory: bytes that they may take, not of the device.
     """
 
     def __init__(self, rows: FeatureRows, device: torch.device, memory: int) -> None:
@@ -36,9 +36,9 @@ class SmoothedPatches:
         self.shape = len(rows), int(np.prod(self.map_shape)), channels
         self.device, self._rows, self._kept = device, rows, None
         if int(np.prod(self.shape)) * torch.float.itemsize <= memory:
-            kept = torch.empty(self.shape, device=device)
+            kept = torch.empty(self.shape)
             for images, patches in self.batches(np.arange(len(rows))):
-                kept[images] = patches
+                kept[images] = patches.cpu()
             self._kept = kept
 
     def batches(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, Tensor]]:
@@ -49,7 +49,7 @@ class SmoothedPatches:
         for part in self._rows.slices():
             own = images[slice(*np.searchsorted(images, [part.start, part.stop]))]
             if self._kept is not None:
-                yield own, self._kept[own]
+                yield own, self._kept[own].to(self.device)
             elif len(own):
                 smoothed = to_patches(smooth(self._rows.map_batch(part).to(self.device)))
                 yield own, smoothed.view(-1, *self.shape[1:])[own - part.start]
@@ -130,32 +130,42 @@ def _fit(
     groups.to(patches.device)
     generator = torch.Generator().manual_seed(seed)
     projection = torch.randn(channels, PROJECTED, generator=generator).to(patches.device) / PROJECTED**0.5
-    chosen = []
-    for j in range(n_modes):
-        own = images[mode[images] == j]
-        candidates = _candidates(groups, j, patches, own if len(own) else images, np.random.default_rng(seed))
-        chosen.append(candidates[farthest_first(candidates @ projection, int(wanted[j]))].cpu())
+    of_modes = [own if len(own := images[mode[images] == j]) else images for j in range(n_modes)]
+    candidates = _candidates(groups, patches, images, of_modes, seed)
+    chosen = [
+        points[farthest_first(points @ projection, int(number))].cpu()
+        for points, number in zip(candidates, wanted, strict=True)
+    ]
     number = torch.tensor([len(points) for points in chosen])
     return PatchPrototypes(number, center, whitening, nn.utils.rnn.pad_sequence(chosen, batch_first=True), ones)
 
 
 def _candidates(
-    groups: PatchPrototypes, j: int, patches: SmoothedPatches, images: np.ndarray, rng: np.random.Generator
-) -> Tensor:
-    """Whitened patches of images of mode j, drawn with probability ∝ ‖ψ(v)‖², the more unusual the likelier."""
-    norms = [
-        torch.linalg.vector_norm(groups.whiten(j, batch.flatten(0, 1)), dim=1).cpu()
-        for _, batch in patches.batches(images)
-    ]
-    weight = torch.cat(norms).double().square().numpy() + 1e-12
-    drawn = np.sort(rng.choice(len(weight), min(CANDIDATES, len(weight)), replace=False, p=weight / weight.sum()))
-    found, first = [], 0
-    for _, batch in patches.batches(images):
-        last = first + batch.shape[0] * batch.shape[1]
-        own = torch.from_numpy(drawn[(first <= drawn) & (drawn < last)] - first).to(batch.device)
-        found.append(groups.whiten(j, batch.flatten(0, 1)[own]))
-        first = last
-    return torch.cat(found)
+    groups: PatchPrototypes, patches: SmoothedPatches, images: np.ndarray, of_modes: list[np.ndarray], seed: int
+) -> list[Tensor]:
+    """Whitened patches of each mode's images, drawn with probability ∝ ‖ψ(v)‖², the more unusual the likelier."""
+    norms: list[list[Tensor]] = [[] for _ in of_modes]
+    for j, own in _by_mode(patches, images, of_modes):
+        norms[j].append(torch.linalg.vector_norm(groups.whiten(j, own), dim=1).cpu())
+    drawn = []
+    for each in norms:
+        weight = torch.cat(each).double().square().numpy() + 1e-12
+        size = min(CANDIDATES, len(weight))
+        drawn.append(np.sort(np.random.default_rng(seed).choice(len(weight), size, False, weight / weight.sum())))
+    found: list[list[Tensor]] = [[] for _ in of_modes]
+    first = np.zeros(len(of_modes), dtype=int)
+    for j, own in _by_mode(patches, images, of_modes):
+        inside = slice(*np.searchsorted(drawn[j], [first[j], first[j] + len(own)]))
+        found[j].append(groups.whiten(j, own[torch.from_numpy(drawn[j][inside] - first[j]).to(own.device)]))
+        first[j] += len(own)
+    return [torch.cat(each) for each in found]
+
+
+def _by_mode(patches: SmoothedPatches, images: np.ndarray, of_modes: list[np.ndarray]) -> Iterator[tuple[int, Tensor]]:
+    """All patches of some images, batch by batch: the mode and its patches in the batch, (m, C)."""
+    for own, batch in patches.batches(images):
+        for j, of_mode in enumerate(of_modes):
+            yield j, batch[torch.from_numpy(np.isin(own, of_mode)).to(batch.device)].flatten(0, 1)
 
 
 def farthest_first(points: Tensor, number: int) -> Tensor:

@@ -39,7 +39,7 @@ def specify_mpfm(
             training, "head_steps", "head_members", "head_top_shares", "normals_per_batch", "anomalies_per_batch"
         )
         own |= _chosen(repairs, "normality_target")
-        factor = training.head_steps / 500
+        factor = training.head_steps / 500 * training.head_members * len(training.head_top_shares) / 6
         pieces += [
             _piece("heads", own | {"backbone": number}, "learned", supervised=True, factor=factor, backbone=number)
             for number in backbones
