@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+import psutil
+import torch
 
 from mpfm_kedro.files import replacing
 from mpfm_kedro.provenance import code_revision
@@ -36,6 +40,15 @@ def describe(*packages: str) -> str:
     return f"{date.today()}, revision {code_revision()}. CPU: {name}, {cores} cores ({flags}). {versions}."
 
 
+def hardware() -> dict[str, int | bool]:
+    """Cores, GB of memory, and whether torch has a GPU."""
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": round(psutil.virtual_memory().total / 1e9),
+        "gpu": torch.cuda.is_available(),
+    }
+
+
 def installed_version(package: str) -> str:
     """The version of a package, or that it is missing."""
     try:
@@ -50,10 +63,18 @@ def as_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def write_page(output: Path, *paragraphs: str) -> None:
-    """Print a page and write it."""
-    page = "\n\n".join(paragraphs) + "\n"
+def published(parser: argparse.ArgumentParser, given: argparse.Namespace, page: str, *options: str) -> Path | None:
+    """Where a page is published; nowhere if one of these options is not as by default: a try is only printed."""
+    tried = any(getattr(given, name) != parser.get_default(name) for name in options)
+    return None if tried else Path("docs/results") / page
+
+
+def write_page(output: Path | None, *paragraphs: str) -> None:
+    """Print a page, and write it if there is a file for it."""
+    page = "\n\n".join(filter(None, paragraphs)) + "\n"
     print(page)
+    if output is None:
+        return
     output.parent.mkdir(parents=True, exist_ok=True)
     with replacing(output) as partial:
         partial.write_text(page, encoding="utf-8")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -19,10 +18,11 @@ import numpy as np
 import torch
 
 from general_elpv import KNOWN, SEED, SIZE, WEIGHTS, Cell, fit, open_cell, read_parameters, specify, take, training_data
-from machine import as_table, describe, installed_version, write_page
+from machine import as_table, describe, installed_version, published, write_page
 from mpfm_kedro.backbones.extraction import Backbone, extract
 from mpfm_kedro.backbones.weights import obtain_weights
 from mpfm_kedro.parameters import Parameters
+from stage_costs import SECONDS_BETWEEN_SAMPLES, watched
 
 OURS, UNTRAINED = f"MPFM, {KNOWN} known anomalies", "MPFM, no anomaly known"
 PEERS = ("PatchCore", "PaDiM", "DFM")
@@ -94,16 +94,9 @@ def measure(name: str, n_images: int, ratio: float) -> dict[str, float]:
     return {
         "fit": fitted - start,
         "predict": (predicted - fitted) / len(cell.tested),
-        "memory": peak_memory(),
         "auc": cell.auc(scores),
         "last_step": 0.0 if ours else method.model.last_step,
     }
-
-
-def peak_memory() -> float:
-    """Bytes: the peak of this process and that of the largest process that it started, which decodes images."""
-    used = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return 1024.0 * sum(used)
 
 
 def measure_apart(name: str, given: argparse.Namespace) -> dict[str, float] | str:
@@ -111,10 +104,12 @@ def measure_apart(name: str, given: argparse.Namespace) -> dict[str, float] | st
     options = ["--images", str(given.images), "--coreset-ratio", str(given.coreset_ratio)]
     command = [sys.executable, __file__, "--method", name, *options]
     print(f"{name} …", flush=True)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        return (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
-    return json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with watched(process) as samples:
+        output, errors = process.communicate()
+    if process.returncode:
+        return (errors.strip().splitlines() or [f"ended with {process.returncode}"])[-1]
+    return json.loads(output.splitlines()[-1]) | {"memory": max(sample.memory for sample in samples)}
 
 
 def row(name: str, found: dict[str, float] | str) -> list[str]:
@@ -126,10 +121,15 @@ def row(name: str, found: dict[str, float] | str) -> list[str]:
 
 
 def describe_coreset(found: dict[str, float] | str, normals: int, ratio: float) -> str:
-    """How much PatchCore remembers, and how long its default would take: each greedy step reads all patches."""
+    """How much PatchCore remembers, and how long its default would take: each greedy step reads all patches.
+
+    Nothing is said of a PatchCore that failed.
+    """
+    if isinstance(found, str):
+        return ""
     patches = normals * (SIZE // 8) ** 2  # of layer2
     text = f"PatchCore remembers {ratio:.2%} of its {patches:,} patches."
-    if isinstance(found, str) or ratio >= DEFAULT_RATIO:
+    if ratio >= DEFAULT_RATIO:
         return text
     hours = found["last_step"] * DEFAULT_RATIO / ratio / 3600
     return (
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=0, help="of ELPV, for a quick try; 0: all")
     parser.add_argument("--coreset-ratio", type=float, default=0.001, help="of the patches that PatchCore remembers")
     parser.add_argument("--method", help="measure this one in this process")
-    parser.add_argument("--output", type=Path, default=Path("docs/results/peers.md"))
+    parser.add_argument("--output", type=Path, help="file of the page; docs/results/peers.md if all is as by default")
     given = parser.parse_args()
     if given.method:
         print(json.dumps(measure(given.method, given.images, given.coreset_ratio)))
@@ -153,7 +153,7 @@ def main() -> None:
     run = open_cell(read_parameters(), given.images).run
     normals, tested = len(run["train_normals"]), len(run["test_normals"]) + len(run["test_anomalies"])
     write_page(
-        given.output,
+        given.output or published(parser, given, "peers.md", "images", "coreset_ratio"),
         "# MPFM beside anomalib",
         f"`make benchmark-peers`, {describe('torch', 'torchvision', 'timm', 'anomalib')}",
         f"ELPV at {SIZE} px, general setting, seed {SEED} (of development): {normals:,} normals to learn from, "
@@ -161,7 +161,8 @@ def main() -> None:
         "and use ResNet-18 with the same verified ImageNet weights. The peers are the torch classes of anomalib "
         f"{installed_version('anomalib')} with its default layers, without its Lightning engine; they learn from "
         "normals alone. Seconds are from files to a fitted model and from files to scores, without imports. Memory is "
-        "the peak of the process and that of the process that decodes.",
+        "the peak of the process and its children together, which count what they share once, without files that are "
+        f"mapped into them; it is looked at every {SECONDS_BETWEEN_SAMPLES} s.",
         as_table(COLUMNS, [row(name, own) for name, own in found.items()]),
         describe_coreset(found["PatchCore"], normals, given.coreset_ratio),
         NOT_TRIED,

@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,14 +59,10 @@ def run_measured(arguments: list[str], out: Path, log: Path) -> dict[str, Any]:
             text=True,
         )
         began = time.time()
-        samples: list[Sample] = []
-        watcher = threading.Thread(target=watch, args=(psutil.Process(process.pid), samples), daemon=True)
-        watcher.start()
-        periods = list(read_periods(process, log))
-        code = process.wait()
-        watcher.join()
-    if code:
-        raise SystemExit(f"kedro {' '.join(arguments)} ended with code {code}; see {log}")
+        with watched(process) as samples:
+            periods = list(read_periods(process, log))
+    if process.returncode:
+        raise SystemExit(f"kedro {' '.join(arguments)} ended with code {process.returncode}; see {log}")
     return {"stages": costs(began, periods, samples, out), "auc": first_auc(out)}
 
 
@@ -99,20 +96,24 @@ def stage_of(node: str) -> str:
     return next(part for part in node.split(".") if part in STAGES)
 
 
+@contextmanager
+def watched(process: subprocess.Popen[str]) -> Iterator[list[Sample]]:
+    """Samples of a process and its children, complete after the block, which ends with the process."""
+    samples: list[Sample] = []
+    watcher = threading.Thread(target=watch, args=(psutil.Process(process.pid), samples), daemon=True)
+    watcher.start()
+    yield samples
+    process.wait()
+    watcher.join()
+
+
 def watch(process: psutil.Process, samples: list[Sample]) -> None:
     """Take samples until the process has ended."""
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-        family = family_of(process)
-        samples.append(Sample(time.time(), sum(map(memory_of, family)), sum(map(processor_seconds, family))))
-        time.sleep(SECONDS_BETWEEN_SAMPLES)
-
-
-def family_of(process: psutil.Process) -> list[psutil.Process]:
-    """A process and all below it; none if it has just ended."""
-    try:
-        return [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return []
+    with suppress(psutil.Error):  # it may end between any two questions
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            family = [process, *process.children(recursive=True)]
+            samples.append(Sample(time.time(), sum(map(memory_of, family)), sum(map(processor_seconds, family))))
+            time.sleep(SECONDS_BETWEEN_SAMPLES)
 
 
 def memory_of(process: psutil.Process) -> int:
@@ -135,6 +136,7 @@ def processor_seconds(process: psutil.Process) -> float:
 
 def costs(began: float, periods: list[Period], samples: list[Sample], out: Path) -> dict[str, dict[str, float]]:
     """Seconds, those of processors, peak memory and disk of each stage, and of the whole run."""
+    samples = samples or [Sample(began, 0, 0.0)]  # a run may end before the first one
     found = {name: dict.fromkeys(MEASURES, 0.0) for name in (*STAGES, START)}
     files = {(status.st_dev, status.st_ino): status for status in map(os.stat, out.rglob("*"))}.values()
     moments = np.array([sample.moment for sample in samples])
