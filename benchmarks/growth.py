@@ -8,7 +8,8 @@ Copies of an image are flipped, turned and a little brighter or darker, with a f
 folder of own images. Each size is one ``kedro run`` of the general setting (M = 10, seed 100) in an empty output
 folder. Copies of one image train and test: costs are measured here, not AUC.
 
-A size that was measured before is not measured again, unless its record in the working folder is deleted.
+A size that was measured before by the same revision on the same machine is not measured again. A run with other sizes,
+images or pixels than by default is a trial: its page is printed, and written only with ``--report``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import json
 import shutil
 import tempfile
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import numpy as np
 from PIL import Image
 
 from growth_report import draw, write_report
+from machine import hardware, published, write_page
 from mpfm_kedro.provenance import code_revision
 from mpfm_kedro.sources import elpv
 from stage_costs import run_measured
@@ -68,9 +71,11 @@ def measure(copies: int, given: argparse.Namespace) -> dict[str, Any]:
     """The record of one size: what was measured before, or what is measured now."""
     name = f"growth_{given.images or 'all'}_{copies}x_{given.image_size}px"
     record = given.folder / f"{name}.json"
-    if record.is_file():
+    about = hardware() | {"revision": code_revision()}
+    known = json.loads(record.read_text()) if record.is_file() else {}
+    if known | about == known:
         print(f"{copies}x: measured before, {record}")
-        return dict(json.loads(record.read_text()))
+        return dict(known)
     folder = given.folder / name
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted: its times would be those of a part
     n_images = write_images(folder / "images", copies, given.images)
@@ -79,7 +84,7 @@ def measure(copies: int, given: argparse.Namespace) -> dict[str, Any]:
     params = f"{paths},image_size={given.image_size},{RUN},{VIEWS}"
     arguments = ["run", "--pipelines=general_setting", f"--params={params}"]
     found = run_measured(arguments, folder / "out", given.folder / f"{name}.log")
-    found |= {"copies": copies, "images": n_images, "image_size": given.image_size, "revision": code_revision()}
+    found |= about | {"copies": copies, "images": n_images, "image_size": given.image_size, "date": str(date.today())}
     record.write_text(json.dumps(found, indent=1))
     shutil.rmtree(folder)
     return found
@@ -92,23 +97,21 @@ def command(given: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    """Measure all sizes, write the report after each."""
+    """Measure all sizes, print and write the report."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--sizes", default="1,4,16", help="how often ELPV is there, smallest first")
     parser.add_argument("--images", type=int, default=0, help="images of ELPV, drawn at random; 0: all")
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "mpfm_growth", help="to work in")
-    parser.add_argument("--report", type=Path, default=Path("docs/results"), help="folder of growth.md and growth.png")
+    parser.add_argument("--report", type=Path, help="folder of growth.md and growth.png")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    given.report.mkdir(parents=True, exist_ok=True)
-    measured: list[dict[str, Any]] = []
-    for copies in sorted(int(size) for size in given.sizes.split(",")):
-        measured.append(measure(copies, given))
-        text = write_report(measured, command(given))
-        (given.report / "growth.md").write_text(text, encoding="utf-8")
-        draw(measured).savefig(given.report / "growth.png", dpi=110)
-    print(text)
+    measured = [measure(copies, given) for copies in sorted(int(size) for size in given.sizes.split(","))]
+    page = published(parser, given, "growth.md", "sizes", "images", "image_size")
+    page = given.report / "growth.md" if given.report else page
+    write_page(page, write_report(measured, command(given)))
+    if page:
+        draw(measured).savefig(page.with_name("growth.png"), dpi=110)
 
 
 if __name__ == "__main__":

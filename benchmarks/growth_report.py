@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
-from datetime import date
 from typing import Any
 
-import psutil
 from matplotlib.figure import Figure
 
 from stage_costs import STAGES, START, WHOLE
@@ -24,12 +21,12 @@ def write_report(measured: Records, command: str) -> str:
     last = measured[-1]
     copies = ", ".join(str(one["copies"]) for one in measured)
     images = ", ".join(f"{one['images']:,}" for one in measured)
-    memory = psutil.virtual_memory().total / 1e9
     lines = [
         "# Growth with the number of images",
         "",
-        f"Made by `{command}` on {date.today().isoformat()}, revision {last['revision']},",
-        f"{os.cpu_count()} cores, {memory:.0f} GB of memory, no GPU. ELPV with {copies} copies of every image",
+        f"Made by `{command}`, finished on {last['date']}, revision {last['revision']},",
+        f"{last['cores']} cores, {last['memory']} GB of memory, {'a' if last['gpu'] else 'no'} GPU.",
+        f"ELPV with {copies} copies of every image",
         f"({images} images, at {last['image_size']} px), general setting, M = 10, seed 100, one augmented view of",
         "each anomaly, no CutMix. Seconds are wall time, with reading and writing; *processor* is the time of all",
         "cores, which other work on the machine changes less. Memory is the peak of the process and its children,",
@@ -40,7 +37,6 @@ def write_report(measured: Records, command: str) -> str:
         f"More than linear (exponent above {ABOVE_LINEAR}): {above_linear(measured)}.",
         "",
         "![Time, memory and disk against images](growth.png)",
-        "",
     ]
     return "\n".join(lines)
 
