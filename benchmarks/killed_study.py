@@ -23,15 +23,15 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from distributed import Client, LocalCluster, Worker
 
-from faults.project import results
+from machine import published, write_page
 from mpfm_kedro.configuration import input_path, project_root
 from mpfm_kedro.experiments.trials import PieceTask, ScoreTask
 from mpfm_kedro.progress import in_words
 from mpfm_kedro.provenance import code_revision
+from study_comparison import compared, largest_difference
 
 STUDY = {
     "settings": ["general", "hard"],
@@ -42,12 +42,14 @@ STUDY = {
     "parameters": {"features": {"cutmix_views": 0}},  # none of these methods reads them
 }
 LOOK_SECONDS = 0.2
-TIMES = ("plan.csv",)  # tables that say how long something takes
 
 
 @dataclass
 class Killing:
-    """What was killed: the task, its key in Dask, the process, and when, in seconds since the epoch."""
+    """What was killed: the task, its key in Dask, the process, and when, in seconds since the epoch.
+
+    Also the processes of the workers before and after the study, and what went wrong with the killing.
+    """
 
     wanted: str
     began: float = field(default_factory=time.time)
@@ -55,6 +57,9 @@ class Killing:
     key: str = ""
     pid: int = 0
     moment: float = 0.0
+    before: list[int] = field(default_factory=list)
+    after: list[int] = field(default_factory=list)
+    error: str = ""
 
 
 def study(folder: Path, given: argparse.Namespace, *more: str) -> float:
@@ -83,6 +88,7 @@ def undisturbed(folder: Path, given: argparse.Namespace) -> float:
     about = {
         "study": STUDY,
         "datasets": given.datasets,
+        "data_root": str(input_path(given.data_root, project_root())),
         "env": given.env,
         "image_size": given.image_size,
         "revision": code_revision(),
@@ -101,6 +107,14 @@ def computing(dask_worker: Worker) -> list[tuple[str, str, int]]:
     """Key and description of each fit and each scoring that a worker computes at this moment, and its process."""
     tasks = [(str(one.key), one.run_spec.args[0]) for one in dask_worker.state.executing]
     return [(key, str(task), os.getpid()) for key, task in tasks if isinstance(task, PieceTask | ScoreTask)]
+
+
+def try_to_kill(client: Client, killing: Killing) -> None:
+    """What a thread does; its error is kept."""
+    try:
+        kill_one(client, killing)
+    except Exception as error:  # of Dask, or of a worker: the study goes on, and is told at its end
+        killing.error = f"{type(error).__name__}: {error}"
 
 
 def kill_one(client: Client, killing: Killing) -> None:
@@ -122,51 +136,27 @@ def study_with_a_kill(folder: Path, given: argparse.Namespace) -> tuple[float, K
         LocalCluster(2, threads_per_worker=1, dashboard_address=None, protocol="tcp://") as cluster,
         Client(cluster) as client,
     ):
-        threading.Thread(target=kill_one, args=(client, killing), daemon=True).start()
+        killing.before = processes(client)
+        threading.Thread(target=try_to_kill, args=(client, killing), daemon=True).start()
         seconds = study(folder, given, f"compute.dask_scheduler={cluster.scheduler_address}")
         if not killing.pid:
-            raise SystemExit(f"No worker was killed: none was seen twice at a task with {given.kill_at!r} in its name")
+            reason = killing.error or f"none was seen twice at a task with {given.kill_at!r} in its name"
+            raise SystemExit(f"No worker was killed: {reason}")
+        killing.after = processes(client)
         story = cluster.scheduler.story(killing.key)
     if not any((one.start, one.finish) == ("processing", "released") for one in story):
         raise SystemExit(f"{killing.task} was done before its worker was killed; start again")
     return seconds, killing, told(story, killing.moment)
 
 
+def processes(client: Client) -> list[int]:
+    """The processes of the workers."""
+    return sorted(client.run(os.getpid).values())
+
+
 def told(story: Any, moment: float) -> list[str]:
     """What became of a task, in seconds before and after its worker was killed."""
     return [f"{one.timestamp - moment:+.1f} s: {one.start} → {one.finish}" for one in story]
-
-
-def largest_difference(here: Path, there: Path) -> tuple[int, int, float]:
-    """Trials, scores, and the largest difference of two scores, over all comparisons."""
-    trials, count, largest = 0, 0, 0.0
-    for file in sorted(here.glob("07_model_output/*/comparison/scores.parquet")):
-        one, other = pd.read_parquet(file), pd.read_parquet(there / file.relative_to(here))
-        numbers = one.select_dtypes("number").columns
-        names = one.columns.difference(numbers)
-        pd.testing.assert_frame_equal(one[names], other[names])  # the same trials and samples in the same order
-        trials, count = trials + one.groupby(["run", "method"]).ngroups, count + len(one)
-        apart = np.abs(one[numbers].to_numpy(float) - other[numbers].to_numpy(float))
-        largest = max(largest, float(np.nanmax(apart)))
-    return trials, count, largest
-
-
-def compared(here: Path, there: Path) -> tuple[dict[str, int], list[str]]:
-    """How many results of each kind both studies have, and the names of those that differ in any bit."""
-    digests = [
-        {name: digest for name, digest in results(out).items() if not name.endswith(TIMES)} for out in (here, there)
-    ]
-    different = [name for name in digests[0].keys() | digests[1].keys() if digests[0].get(name) != digests[1].get(name)]
-    kinds = {
-        "feature files": "features ",
-        "models": "06_models",
-        "tables of scores and samples": "0",
-        "tables of results": "08_reporting",
-    }
-    counts = dict.fromkeys(kinds, 0)
-    for name in digests[0]:
-        counts[max((kind for kind in kinds if name.startswith(kinds[kind])), key=lambda kind: len(kinds[kind]))] += 1
-    return counts, sorted(different)
 
 
 def report(
@@ -196,15 +186,19 @@ def report(
         f"| killed | process {killing.pid}, {killing.moment - killing.began:.0f} s after the start |",
         f"| it computed | {killing.task} |",
         f"| what Dask did with the task | {'; '.join(story)} |",
-        "| the worker | was replaced by Dask's nanny |",
+        f"| processes of the workers | {listed(killing.before)} before the study, {listed(killing.after)} after it |",
         f"| time without Dask | {in_words(seconds[0])} |",
         f"| time on Dask, with the kill | {in_words(seconds[1])} |",
         f"| compared bit by bit | {', '.join(f'{count} {kind}' for kind, count in counts.items())} |",
         f"| different | {', '.join(different) or 'none'} |",
         f"| largest difference of {scores:,} scores and their parts | {largest:g} |",
-        "",
     ]
     return "\n".join(lines), same
+
+
+def listed(numbers: list[int]) -> str:
+    """Numbers in a sentence."""
+    return " and ".join(map(str, numbers))
 
 
 def main() -> None:
@@ -216,14 +210,14 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=0, help="fewer pixels for a trial; 0: what fits the images")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "mpfm_killed_study")
     parser.add_argument("--kill-at", default="heads of", help="part of the description of the task to kill")
-    parser.add_argument("--report", type=Path, default=Path("docs/results/killed_study.md"))
+    parser.add_argument("--report", type=Path, help="file of the page; without it, that of a trial is only printed")
     given = parser.parse_args()
     alone = undisturbed(given.folder / "here", given)
     print(f"Without Dask: {alone:.0f} s", flush=True)
     on_dask, killing, story = study_with_a_kill(given.folder / "there", given)
     text, same = report(given, (alone, on_dask), killing, story)
-    given.report.write_text(text, encoding="utf-8")
-    print(text)
+    page = given.report or published(parser, given, "killed_study.md", "datasets", "env", "image_size")
+    write_page(page, text)
     sys.exit(not same)
 
 
