@@ -17,7 +17,7 @@ from torch import Tensor
 
 from feature_networks import Engine, Networks, full_batches
 from general_elpv import SEED, SIZE, WEIGHTS, Cell, fit, open_cell, read_parameters, specify, take, training_data
-from machine import as_table, describe, write_page
+from machine import as_table, describe, published, write_page
 from mpfm_kedro.backbones.extraction import Backbone, extract
 from mpfm_kedro.backbones.weights import obtain_weights
 from mpfm_kedro.detectors.baselines.references import Mahalanobis
@@ -28,12 +28,13 @@ from speed import medians
 BATCH = 32
 CALIBRATION = 128  # training normals that int8 is calibrated on
 REFERENCE, DEFAULT = "torch eager, as published", "torch eager, folded batch norms (default)"
+COMPILED = "torch.compile with freezing"  # an option already
 WORTHWHILE = 1.5  # times as fast as the default, for another dependency
 EXTRACTION = "extract() with the default engine"
 ENGINES = {
     REFERENCE: Networks.eager_as_published,
     DEFAULT: Networks.eager,
-    "torch.compile with freezing": Networks.compiled,
+    COMPILED: Networks.compiled,
     "onnxruntime fp32": Networks.onnx,
     "onnxruntime int8": Networks.onnx_int8,
     "OpenVINO fp32": Networks.openvino,
@@ -161,6 +162,14 @@ def describe_extraction(seconds: dict[str, float]) -> str:
     )
 
 
+def describe_auc(cell: Cell) -> str:
+    """What the AUC is measured on."""
+    return (
+        f"AUC: ELPV, general setting, seed {SEED} (of development), {len(cell.run['train_normals']):,} normals and "
+        f"{len(cell.run['known_anomalies'])} known anomalies, all features by the engine of the row."
+    )
+
+
 def conclude(seconds: dict[str, float], effects: dict[str, Effect]) -> str:
     """What follows for the default, in one sentence."""
     gain = {name: seconds[DEFAULT] / seconds[name] for name in effects}
@@ -171,23 +180,25 @@ def conclude(seconds: dict[str, float], effects: dict[str, Effect]) -> str:
     elif gain[exact] < WORTHWHILE:
         sentence = f"The default stays: {exact} is only {gain[exact]:.2f} times as fast"
     else:
-        sentence = f"{exact} is {gain[exact]:.2f} times as fast as the default, and worth an option beside it"
+        advice = "an option already (`features.compile`)" if exact == COMPILED else "worth an option beside it"
+        sentence = f"{exact} is {gain[exact]:.2f} times as fast as the default, and {advice}"
     if fastest != exact:
         sentence += f"; {fastest} is {gain[fastest]:.2f} times as fast with other features"
         if effects[fastest].auc:
             change = effects[fastest].auc[0] - effects[DEFAULT].auc[0]
-            sentence += f" (AUC of MPFM {change:+.4f}), which a default should not have"
+            sentence += f" (AUC of MPFM {change:+.4f})"
+            sentence += ", a loss that a default should not have" * (round(change, 4) < 0)
     return sentence + "."
 
 
 def main() -> None:
     """Measure all engines, print and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=256, help="of the bare loops, a multiple of 32")
+    parser.add_argument("--images", type=int, default=256, help="of the bare loops, in full batches of 32")
     parser.add_argument("--samples", type=int, default=0, help="of ELPV, for a quick try; 0: all")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-auc", action="store_true", help="fit nothing: speed and differences only")
-    parser.add_argument("--output", type=Path, default=Path("docs/results/engines.md"))
+    parser.add_argument("--output", type=Path, help="file of the page; docs/results/engines.md if all is as by default")
     given = parser.parse_args()
     parameters = read_parameters()
     cell, threads = open_cell(parameters, given.samples), torch.get_num_threads()
@@ -197,20 +208,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         networks = Networks(weights, images[cell.normals[:CALIBRATION]], Path(folder), threads)
         engines, missing = build(networks)
-        timed = images[: given.images // BATCH * BATCH]
+        timed = images[: max(1, min(given.images, len(images)) // BATCH) * BATCH]
         seconds = measure_speed(engines, networks.backbone, cell, timed, parameters, given.repeats)
         effects = measure_effects(engines, networks.backbone, cell, images, parameters, not given.no_auc)
-    normals = f"{len(cell.run['train_normals']):,} normals and {len(cell.run['known_anomalies'])} known anomalies"
     write_page(
-        given.output,
+        given.output or published(parser, given, "engines.md", "images", "samples", "repeats", "no_auc"),
         "# Engines for the feature network",
         f"`make benchmark-engines`, {describe('torch', 'onnxruntime', 'openvino', 'nncf')}",
         f"ResNet-18 with ImageNet weights, {SIZE} px, from bytes to the maps of layer2, layer3 and layer4. Speed: the "
         f"bare loop over {len(timed)} images in memory, in batches of {BATCH} one after the other, {threads} threads, "
         f"median of {given.repeats} turns. Effect: pooled statistics of {len(images):,} images, their difference from "
-        f"*{REFERENCE}* relative to the statistic's mean size; AUC on ELPV, general setting, seed {SEED} (of "
-        f"development), {normals}, all features by that engine. int8 is calibrated on {len(networks.calibration)} "
+        f"*{REFERENCE}* relative to the statistic's mean size. int8 is calibrated on {len(networks.calibration)} "
         "training normals.",
+        "" if given.no_auc else describe_auc(cell),
         as_table(COLUMNS + ([] if given.no_auc else AUC), rows(seconds, effects, missing)),
         describe_extraction(seconds),
         conclude(seconds, effects),
