@@ -37,20 +37,21 @@ benchmark: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/inspection.py
 
 # which engine should run the feature network: docs/results/engines.md; adds OpenVINO and nncf to the environment.
-# ARGS="--samples 300 --images 64 --no-auc" is a quick try
+# ARGS="--samples 300 --images 64 --no-auc" is a quick try, whose page is only printed
 benchmark-engines: $(INSTALLED)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[dev,engines]'
 	$(VENV)/bin/python benchmarks/engines.py $(ARGS)
 
 # MPFM beside anomalib: docs/results/peers.md; an environment of its own, because anomalib brings eighteen packages, with
-# the same torch; ARGS="--images 100 --coreset-ratio 0.01" is a quick try
+# the same torch; ARGS="--images 100 --coreset-ratio 0.01" is a quick try, printed only
 benchmark-peers:
 	$(PYTHON) -m venv $(VENV)-peers
 	$(VENV)-peers/bin/pip install --quiet --constraint constraints.txt --editable '.[peers]'
 	$(VENV)-peers/bin/python benchmarks/peers.py $(ARGS)
 
 # seconds, memory and disk of every stage for 1, 4 and 16 copies of ELPV, as docs/results/growth.md; alone on the machine,
-# with 20 GB of disk in the folder for temporary files; a size that was measured before is kept
+# with 20 GB of disk in the folder for temporary files; a size that the same revision measured before is kept;
+# ARGS="--sizes 1,2 --images 300" is a quick try, whose page is only printed
 benchmark-growth: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/growth.py $(ARGS)
 
