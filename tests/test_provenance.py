@@ -60,7 +60,7 @@ def test_comments_docstrings_and_log_lines_change_nothing(package: Path, module:
 
 def test_another_number_changes_the_digest(package: Path):
     before = provenance.code_digest(CLOSED_FORM)
-    replace(package / "detectors/mpfm/patches.py", "SHRINKAGE = 0.1", "SHRINKAGE = 0.2")
+    replace(package / "detectors/mpfm/patch_fitting.py", "SHRINKAGE = 0.1", "SHRINKAGE = 0.2")
     assert provenance.code_digest(CLOSED_FORM) != before
 
 

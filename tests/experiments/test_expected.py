@@ -21,12 +21,11 @@ def mpfm(unseen_normals: int) -> Specification:
 
 
 @pytest.mark.parametrize(
-    ("unseen", "normals", "anomalies", "measured"),  # seconds on one core
+    ("unseen", "normals", "anomalies", "measured"),  # processor seconds of one core
     [
-        (200, 1131, 40, {"closed_form": 25, "heads": 8, "calibrated": 1}),  # ELPV
-        (200, 75, 40, {"closed_form": 6.7}),  # HeadCT: six fits of few normals
-        # fit on ELPV, five fits: the wall times of a busy machine, scaled to the CPU time of the whole run
-        (1000, 1508, 2860, {"closed_form": 79, "heads": 14, "calibrated": 92}),
+        (200, 1131, 40, {"closed_form": 12.7, "heads": 12.1, "calibrated": 0.2}),  # ELPV
+        (200, 75, 40, {"closed_form": 3.6, "heads": 10.0}),  # HeadCT: six fits of few normals
+        (1000, 1131, 2860, {"closed_form": 31.4, "heads": 13.3, "calibrated": 14.8}),  # ELPV, all anomalies, six fits
     ],
 )
 def test_forecasts_are_right_within_a_factor(unseen, normals, anomalies, measured):

@@ -9,7 +9,7 @@ from mpfm_kedro.detectors.pieces import Piece, Specification
 # where the seconds of pieces were measured: ELPV at 224 px, ten known anomalies with three more views of each
 REFERENCE_POSITIONS, REFERENCE_NORMALS, REFERENCE_ANOMALIES, REFERENCE_FITS = 196, 1131, 40, 2
 FIXED_SHARE = 0.025  # of a closed form's seconds there, which few normals take as well
-SCORING_SHARE = {"heads": 0.003, "calibrated": 0.3}  # of a piece's seconds there, which grows with what it scores
+SCORING_SHARE = {"heads": 0.0005, "calibrated": 0.3}  # of a piece's seconds there, which grows with what it scores
 FOLDS = 5
 EXPECTED = "expected_seconds"
 
