@@ -22,7 +22,7 @@ from mpfm_kedro.backbones.building import build_backbone
 from mpfm_kedro.backbones.extraction import Backbone, autocast, images_per_batch
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Scores
-from mpfm_kedro.detectors.mpfm.calibration import PARTS, SIGNS
+from mpfm_kedro.detectors.mpfm.calibration import PARTS
 from mpfm_kedro.detectors.mpfm.detector import FittedMPFM, load
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.files import first_line
@@ -249,6 +249,5 @@ class Inspector:
 
 def _shares(detector: FittedMPFM, scores: Scores) -> np.ndarray:
     """What each of the four scores adds to the sum, (n, 4)."""
-    calibration = detector.calibration
     assert scores.parts is not None and scores.mode is not None
-    return calibration.standardise(scores.parts, scores.mode) * (SIGNS * calibration.weight)
+    return detector.calibration.shares(scores.parts, scores.mode)

@@ -166,17 +166,17 @@ class Fusion(nn.Module):
         super().__init__()
         self.center = nn.Buffer(torch.from_numpy(calibration.center.T.copy()).float())
         self.spread = nn.Buffer(torch.from_numpy(calibration.spread.T.copy()).float())
-        self.weight = nn.Buffer(torch.from_numpy(SIGNS * calibration.weight).float())
+        self.weight = nn.Buffer(torch.from_numpy(SIGNS * calibration.weight.T).float())
         self.compressed = calibration.compressed
 
     def forward(self, parts: Tensor, mode: Tensor) -> Tensor:
         """S = w_g S_g + w_a S_a + w_r S_r − w_n S_n: (B, 4) and modes (B,) → (B,)."""
-        return self._standardised(parts, self.center[mode], self.spread[mode]) @ self.weight
+        return self._standardised(parts, self.center[mode], self.spread[mode]).mul(self.weight[mode]).sum(1)
 
     def positions(self, a: Tensor, r: Tensor, mode: Tensor) -> Tensor:
         """w_a S_a + w_r S_r at each position, (B, H', W') each."""
-        center, spread = self.center[mode][:, None, None, 1:3], self.spread[mode][:, None, None, 1:3]
-        return self._standardised(torch.stack([a, r], -1), center, spread) @ self.weight[1:3]
+        center, spread, weight = (table[mode][:, None, None, 1:3] for table in (self.center, self.spread, self.weight))
+        return (self._standardised(torch.stack([a, r], -1), center, spread) * weight).sum(-1)
 
     def _standardised(self, scores: Tensor, center: Tensor, spread: Tensor) -> Tensor:
         standardised = (scores - center) / spread

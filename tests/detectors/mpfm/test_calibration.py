@@ -13,6 +13,7 @@ from mpfm_kedro.detectors.mpfm.calibration import (
     Calibration,
     Evidence,
     calibrate,
+    counted_in_mode,
     gather_evidence,
     plain_sum,
     stacked_weights,
@@ -68,7 +69,7 @@ def test_unseen_normals_of_every_mode_have_mean_zero_and_spread_one(sizes, seed)
 
 
 def test_compression_keeps_order_and_ordinary_scores():
-    flat = Calibration(np.zeros((4, 1)), np.ones((4, 1)), np.ones(4))
+    flat = Calibration(np.zeros((4, 1)), np.ones((4, 1)), np.ones((4, 1)))
     x = np.linspace(-50, 50, 101)
     found = flat.standardise(np.repeat(x[:, None], 4, axis=1), np.zeros(101, dtype=int))[:, 0]
     assert (np.diff(found) > 0).all()
@@ -91,12 +92,45 @@ def test_a_mode_is_judged_by_its_normals_and_not_by_how_often_they_are_scored():
     np.testing.assert_allclose(standardisation(repeated, 2).center, standardisation(normals, 2).center)
 
 
-@pytest.mark.parametrize("n_known", [0, 1, 10])
+@pytest.mark.parametrize("n_known", [0, 1])
 def test_without_evidence_the_prior_rules(n_known):
     normals = scores([20])
     (found,) = calibrate([(normals, none_of(normals))], [1], n_known)
+    np.testing.assert_allclose(found.weight[:, 0], prior_of(n_known))
+
+
+def prior_of(n_known):
+    """The weights without evidence, which add up to 1."""
     share = n_known / (n_known + ANOMALIES_OF_THE_PRIOR)
-    np.testing.assert_allclose(found.weight, PRIOR * [1, share, 1, share])
+    weight = PRIOR * [1, share, 1, share]
+    return weight / weight.sum()
+
+
+@pytest.mark.parametrize("sizes", [[10], [10, 0], [7, 3], [9.5, 0.5], [4, 0, 6]])
+def test_known_anomalies_of_other_modes_count_together_as_one(sizes):
+    mode = np.repeat(np.arange(len(sizes)), 4)  # four views of each, or of its half
+    anomalies = Evidence(np.zeros((len(mode), 4)), mode, np.repeat(sizes, 4) / 4)
+    for j, own in enumerate(sizes):
+        count, known = counted_in_mode(anomalies, j, int(sum(sizes)))
+        others = sum(sizes) - own
+        np.testing.assert_allclose(count[mode == j].sum(), own)
+        np.testing.assert_allclose(count[mode != j].sum(), min(1, others))
+        assert known == pytest.approx(own + min(1, others))
+
+
+def test_a_single_known_anomaly_counts_as_one_in_every_mode():
+    none = none_of(scores([20, 20]))
+    assert [counted_in_mode(none, j, 1)[1] for j in range(2)] == [1, 1]
+
+
+@settings(deadline=None, max_examples=25)
+@given(SEEDS)
+def test_what_is_known_of_one_mode_raises_a_weight_there_more_than_elsewhere(seed):
+    normals, anomalies = scores([60, 60], seed), scores([20, 0], seed + 1)
+    anomalies.parts[:, 1] += 4 * normals.parts[:60, 1].std()  # S_a alone knows them
+    (found,) = calibrate([(normals, anomalies)], [2], 20)
+    assert found.weight[1, 0] > found.weight[1, 1] + 0.05
+    np.testing.assert_allclose(found.weight.sum(0), 1)
 
 
 def draw(seed, n=40, m=10, k=4, shift=1.5):
@@ -173,7 +207,7 @@ def test_one_unseen_normal_is_enough_to_go_on():
 
 
 def test_fused_score_is_the_weighted_sum_with_normality_subtracted():
-    found = Calibration(np.full((4, 1), 1.0), np.full((4, 1), 2.0), np.array([1.0, 0.2, 0.1, 0.05]))
+    found = Calibration(np.full((4, 1), 1.0), np.full((4, 1), 2.0), np.array([[1.0], [0.2], [0.1], [0.05]]))
     parts = np.array([[3.0, 2.0, 1.0, 5.0]])
     g, a, r, n = np.arcsinh((parts[0] - 1) / 2)
     assert found.fuse(parts, np.array([0])).item() == pytest.approx(g + 0.2 * a + 0.1 * r - 0.05 * n)
@@ -189,9 +223,10 @@ def test_backbones_are_weighed_together():
     normals, anomalies = scores([60]), scores([20], seed=1)
     useful = Evidence(anomalies.parts + 4 * normals.parts.std(0) * [1, 1, 1, -1], anomalies.mode, anomalies.count)
     found = calibrate([(normals, anomalies), (scores([60], seed=2), useful)], [1, 1], 20)
-    assert found[1].weight.sum() > found[0].weight.sum() + 0.5
+    assert found[1].weight.sum() > found[0].weight.sum() + 0.1
+    assert found[0].weight.sum() + found[1].weight.sum() == pytest.approx(1)
     prior = calibrate([(normals, none_of(normals))] * 2, [1, 1], 0)
-    np.testing.assert_allclose([each.weight for each in prior], np.tile(PRIOR * [0.5, 0, 0.5, 0], (2, 1)))
+    np.testing.assert_allclose([each.weight[:, 0] for each in prior], np.tile(prior_of(0) / 2, (2, 1)))
 
 
 @pytest.fixture(scope="module")
@@ -237,15 +272,14 @@ def test_a_single_known_anomaly_is_no_evidence(make_pieces):
     normals, anomalies = gather_evidence(data, closed_form.unpack(pieces["closed_form"]), pieces["heads"], Context())
     assert len(anomalies.parts) == 0
     (found,) = unpack_calibrations(calibration.fit(data, pieces, CALIBRATED, 0, Context()))
-    share = 1 / (1 + ANOMALIES_OF_THE_PRIOR)
-    np.testing.assert_allclose(found.weight, PRIOR * [1, share, 1, share])
+    np.testing.assert_allclose(found.weight, np.repeat(prior_of(1)[:, None], found.weight.shape[1], axis=1))
     assert normals.count.sum() == pytest.approx(60)
 
 
 def test_without_heads_the_closed_form_counts_alone(make_pieces):
     data, pieces = make_pieces(n_known=0)
     (found,) = unpack_calibrations(calibration.fit(data, pieces, CALIBRATED, 0, Context()))
-    np.testing.assert_array_equal(found.weight, PRIOR * [1, 0, 1, 0])
+    np.testing.assert_allclose(found.weight, np.repeat(prior_of(0)[:, None], found.weight.shape[1], axis=1))
     normals, anomalies = unsupervised_evidence(closed_form.unpack(pieces["closed_form"]))
     assert len(normals.parts) == 60 and len(anomalies.parts) == 0
 
@@ -260,8 +294,8 @@ def test_scores_that_are_left_out_get_no_weight(make_pieces, kept, fusion):
         )[0]
         for names in ("garn", kept)
     )
-    counted = np.array([name in kept for name in "garn"])
-    np.testing.assert_array_equal(part.weight, whole.weight * counted)
+    counted = whole.weight * np.array([[name in kept] for name in "garn"])
+    np.testing.assert_allclose(part.weight, counted if fusion == "printed" else counted / counted.sum(0))
     assert part.compressed == (fusion == "repaired")
 
 

@@ -1,7 +1,8 @@
 """From four scores of different scale to one: standardised on unseen normals, then weighed on unseen evidence.
 
 Every score of the evidence comes from a model that was fitted without the image. The weights are those of a logistic
-regression of known anomalies against normals with a Gaussian prior, which rules where there is little evidence.
+regression of known anomalies against normals with a Gaussian prior, which rules where there is little evidence. Each
+mode has weights of its own: what a head has learned in one mode says little about the anomalies of another.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from mpfm_kedro.detectors.pieces import piece_name
 PARTS = ("g", "a", "r", "n")
 SIGNS = np.array([1.0, 1.0, 1.0, -1.0])
 LEARNED = np.array([False, True, False, True])
+LOCAL = np.array([False, True, True, False])
+EVERY = np.array([True] * 4)
 MIN_NORMALS_OF_A_MODE = 8
 PRIOR_SPREAD = 1.0
 PRIOR = np.array([0.5, 1.0, 1.5, 1.0])  # the weights before any evidence; those of learned scores times M / (M + 3)
@@ -38,7 +41,7 @@ class Calibration:
     Args:
         center: (4, J).
         spread: (4, J).
-        weight: (4,), not negative.
+        weight: (4, J), not negative.
         compressed: whether far scores are compressed; not in the printed sum.
     """
 
@@ -58,7 +61,11 @@ class Calibration:
 
     def fuse(self, parts: np.ndarray, mode: np.ndarray) -> np.ndarray:
         """S = w_g S_g + w_a S_a + w_r S_r − w_n S_n, (n, 4) → (n,)."""
-        return self.standardise(parts, mode) @ (SIGNS * self.weight)
+        return self.shares(parts, mode).sum(1)
+
+    def shares(self, parts: np.ndarray, mode: np.ndarray) -> np.ndarray:
+        """What each of the four scores adds to the sum, (n, 4)."""
+        return self.standardise(parts, mode) * (SIGNS * self.weight[:, mode].T)
 
     def fuse_positions(self, a: np.ndarray, r: np.ndarray, mode: np.ndarray) -> np.ndarray:
         """w_a S_a + w_r S_r with the scores of each position in place of the top mean, (n, H', W') each.
@@ -67,8 +74,7 @@ class Calibration:
         """
         positions = [np.zeros_like(a), a, r, np.zeros_like(a)]
         flat = np.stack(positions, axis=-1).reshape(-1, len(PARTS))
-        standardised = self.standardise(flat, np.repeat(mode, a[0].size))
-        return (standardised @ (self.weight * [0.0, 1.0, 1.0, 0.0])).reshape(a.shape)
+        return self.shares(flat, np.repeat(mode, a[0].size))[:, LOCAL].sum(1).reshape(a.shape)
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,7 @@ def fit(
     closed_forms = [unpack(earlier[piece_name("closed_form", number)]) for number in backbones]
     n_modes = [each.final.modes.n_modes for each in closed_forms]
     if parameters["fusion"] == "printed":
-        calibrations = [plain_sum(own) for own in n_modes]
+        calibrations = [plain_sum(own, counted) for own in n_modes]
     else:
         learned = "heads" in earlier
         evidence = [
@@ -101,10 +107,10 @@ def fit(
             else unsupervised_evidence(closed)
             for number, closed in enumerate(closed_forms)
         ]
-        calibrations = calibrate(evidence, n_modes, data.n_known if learned else 0)
+        calibrations = calibrate(evidence, n_modes, data.n_known if learned else 0, counted)
         if "flow" in earlier:
             calibrations[0] = with_flow(calibrations[0], earlier["flow"].tensors["normals"].numpy(), closed_forms[0])
-    return pack([replace(each, weight=each.weight * counted) for each in calibrations])
+    return pack(calibrations)
 
 
 def gather_evidence(
@@ -139,17 +145,48 @@ def unsupervised_evidence(closed_forms: CrossFitted) -> tuple[Evidence, Evidence
     return normals, Evidence(normals.parts[:0], normals.mode[:0], normals.count[:0])
 
 
-def calibrate(evidence: list[tuple[Evidence, Evidence]], n_modes: list[int], n_known: int) -> list[Calibration]:
-    """The calibration of each backbone, from the evidence of normals and anomalies; all weights are fitted at once."""
+def calibrate(
+    evidence: list[tuple[Evidence, Evidence]], n_modes: list[int], n_known: int, counted: np.ndarray = EVERY
+) -> list[Calibration]:
+    """The calibration of each backbone; in each of its modes the weights of all backbones are fitted at once.
+
+    The known anomalies of all other modes together count at most as one of the mode's own. The weights of the scores
+    that are counted add up to 1 over all backbones, so that a mode with more evidence has no larger scores.
+
+    Args:
+        evidence: of normals and of anomalies, by backbone.
+        n_modes: J of each backbone.
+        n_known: M.
+        counted: which of the four scores are added.
+    """
     flat = [standardisation(normals, own) for (normals, _), own in zip(evidence, n_modes, strict=True)]
-    groups = [
+    normals, anomalies = (
         np.concatenate([each.standardise(e.parts, e.mode) * SIGNS for each, e in zip(flat, own, strict=True)], axis=1)
         for own in zip(*evidence, strict=True)
-    ]
-    prior = PRIOR * np.where(LEARNED, n_known / (n_known + ANOMALIES_OF_THE_PRIOR), 1.0) / len(flat)
-    counts = [each.count for each in evidence[0]]
-    weight = stacked_weights(groups[0], counts[0], groups[1], counts[1], np.tile(prior, len(flat)))
-    return [replace(each, weight=own) for each, own in zip(flat, np.split(weight, len(flat)), strict=True)]
+    )
+    found = []
+    for number, (each, (of_normals, of_anomalies)) in enumerate(zip(flat, evidence, strict=True)):
+        weight = np.empty_like(each.weight)
+        for j in range(n_modes[number]):
+            count, known = counted_in_mode(of_anomalies, j, n_known)
+            prior = PRIOR * np.where(LEARNED, known / (known + ANOMALIES_OF_THE_PRIOR), 1.0) / len(flat)
+            fitted = stacked_weights(normals, of_normals.count, anomalies, count, np.tile(prior, len(flat)))
+            fitted *= np.tile(counted, len(flat))
+            weight[:, j] = np.split(fitted / max(fitted.sum(), 1e-9), len(flat))[number]
+        found.append(replace(each, weight=weight))
+    return found
+
+
+def counted_in_mode(anomalies: Evidence, mode: int, n_known: int) -> tuple[np.ndarray, float]:
+    """What each anomaly of the evidence counts in a mode (m,), and how many of the M known ones count there.
+
+    Those of the mode count as ever, the others together as one or less. A single known anomaly, which is no evidence,
+    thus counts as one in every mode.
+    """
+    own = anomalies.mode == mode
+    known = anomalies.count[own].sum()
+    others = min(1.0, n_known - known)
+    return anomalies.count * np.where(own, 1.0, others / max(n_known - known, 1.0)), known + others
 
 
 def standardisation(normals: Evidence, n_modes: int) -> Calibration:
@@ -160,7 +197,7 @@ def standardisation(normals: Evidence, n_modes: int) -> Calibration:
         own = normals.mode == j
         if normals.count[own].sum() >= MIN_NORMALS_OF_A_MODE:
             center[:, j], spread[:, j] = normals.parts[own].mean(0), normals.parts[own].std(0)
-    return Calibration(center, np.where(spread > 1e-9, spread, 1.0), np.ones(len(PARTS)))
+    return Calibration(center, np.where(spread > 1e-9, spread, 1.0), np.ones_like(center))
 
 
 def with_flow(calibration: Calibration, g: np.ndarray, closed_forms: CrossFitted) -> Calibration:
@@ -206,9 +243,11 @@ def stacked_weights(
     return minimize(loss, np.append(prior, 0.0), jac=True, method="L-BFGS-B", bounds=bounds).x[:-1]
 
 
-def plain_sum(n_modes: int) -> Calibration:
-    """The printed fusion: S_g + S_a + S_r − S_n of the raw scores."""
-    return Calibration(np.zeros((4, n_modes)), np.ones((4, n_modes)), np.ones(4), compressed=False)
+def plain_sum(n_modes: int, counted: np.ndarray = EVERY) -> Calibration:
+    """The printed fusion: S_g + S_a + S_r − S_n of the raw scores, as far as they are counted."""
+    shape = len(PARTS), n_modes
+    weight = np.repeat(counted[:, None].astype(float), n_modes, axis=1)
+    return Calibration(np.zeros(shape), np.ones(shape), weight, compressed=False)
 
 
 def pack(calibrations: list[Calibration]) -> Artefact:
