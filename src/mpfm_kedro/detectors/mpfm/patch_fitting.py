@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mpfm_kedro.backbones.rows import FeatureRows
+from mpfm_kedro.backbones.rows import IMAGES_PER_BATCH, FeatureRows
 from mpfm_kedro.detectors.mpfm.patches import PatchPrototypes, smooth, to_patches
 
+IMAGES_AT_ONCE = 8  # what is made of so few maps stays in the cache of the processor
 SHRINKAGE = 0.1
 CANDIDATES = 40_000  # patches of a mode that prototypes are chosen from
 PROJECTED = 32  # dimensions in which candidates are compared
@@ -37,22 +38,24 @@ class SmoothedPatches:
         self.device, self._rows, self._kept = device, rows, None
         if int(np.prod(self.shape)) * torch.float.itemsize <= memory:
             kept = torch.empty(self.shape)
-            for images, patches in self.batches(np.arange(len(rows))):
-                kept[images] = patches.cpu()
+            for part in rows.slices(IMAGES_AT_ONCE):
+                kept[part] = self._smoothed(part).cpu()
             self._kept = kept
 
-    def batches(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Some of the images, in ascending order, in batches: their numbers (B,) and patches (B, X, C).
-
-        What is made again is smoothed in the batches of all images: their size can decide the rounding.
-        """
-        for part in self._rows.slices():
+    def batches(self, images: np.ndarray, at_most: int = IMAGES_PER_BATCH) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """Some of the images, in ascending order, in batches: their numbers (B,) and patches (B, X, C)."""
+        for part in self._rows.slices(at_most):
             own = images[slice(*np.searchsorted(images, [part.start, part.stop]))]
-            if self._kept is not None:
-                yield own, self._kept[own].to(self.device)
-            elif len(own):
-                smoothed = to_patches(smooth(self._rows.map_batch(part).to(self.device)))
-                yield own, smoothed.view(-1, *self.shape[1:])[own - part.start]
+            if len(own):
+                batch = self._smoothed(part) if self._kept is None else self._kept[part]
+                whole = len(own) == len(batch)
+                yield own, (batch if whole else batch[own - part.start]).to(self.device)
+
+    def _smoothed(self, part: slice) -> Tensor:
+        """The patches of consecutive images, (B, X, C)."""
+        pieces = self._rows.map_batch(part).split(IMAGES_AT_ONCE)
+        patches = torch.cat([to_patches(smooth(piece.to(self.device))) for piece in pieces])
+        return patches.view(-1, *self.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,7 @@ def _candidates(
 
 def _by_mode(patches: SmoothedPatches, images: np.ndarray, of_modes: list[np.ndarray]) -> Iterator[tuple[int, Tensor]]:
     """All patches of some images, batch by batch: the mode and its patches in the batch, (m, C)."""
-    for own, batch in patches.batches(images):
+    for own, batch in patches.batches(images, IMAGES_AT_ONCE):
         for j, of_mode in enumerate(of_modes):
             yield j, batch[torch.from_numpy(np.isin(own, of_mode)).to(batch.device)].flatten(0, 1)
 
@@ -173,12 +176,12 @@ def farthest_first(points: Tensor, number: int) -> Tensor:
 
     Fewer than ``number`` where all others repeat one that was chosen.
     """
-    square = points.square().sum(1)
+    square, double = points.square().sum(1), 2 * points
     distance = torch.full_like(square, torch.inf)
     chosen = [int(square.argmin())]
     while len(chosen) < number:
         last = chosen[-1]
-        distance = torch.minimum(distance, square - 2 * points @ points[last] + square[last])
+        distance = torch.minimum(distance, square - double @ points[last] + square[last])
         distance[last] = 0
         farthest = int(distance.argmax())
         if distance[farthest] <= ROUNDING * square[farthest]:
