@@ -8,6 +8,7 @@ from sklearn.metrics import roc_auc_score
 
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Context
+from mpfm_kedro.detectors.inputs import StandardisedInput
 from mpfm_kedro.detectors.mpfm.heads import (
     DECAY,
     DECAYS,
@@ -15,7 +16,9 @@ from mpfm_kedro.detectors.mpfm.heads import (
     MARGIN,
     PENALTY,
     WEIGHT_DECAY,
+    Adam,
     TopPositions,
+    Training,
     deviation_loss,
     fit_linear,
     fit_top_positions,
@@ -44,9 +47,9 @@ def everything(n_heads, n, m):
 
 
 def fitted(normals, anomalies, learns, steps=40, batch=(8, 4), seed=0, shares=(0.2, 0.1)):
-    scale = torch.full((CHANNELS,), 0.3), torch.full((CHANNELS,), 1.2)
-    training = shares, steps, batch, seed
-    return fit_top_positions(rows_of(normals), rows_of(anomalies), learns, *scale, *training, Context())
+    source = StandardisedInput("maps", torch.full((CHANNELS,), 0.3), torch.full((CHANNELS,), 1.2))
+    training = Training(shares, steps, batch, seed)
+    return fit_top_positions(rows_of(normals), rows_of(anomalies), learns, source, training, Context())
 
 
 @settings(deadline=None, max_examples=20)
@@ -210,3 +213,18 @@ def test_gradient_of_the_deviation_loss_is_that_of_autograd(seed, k, n_heads):
     expected.sum().backward()
     torch.testing.assert_close(loss, expected.detach())
     torch.testing.assert_close(gradient, scores.grad)
+
+
+def test_adam_is_that_of_torch():
+    generator = torch.Generator().manual_seed(0)
+    expected = [torch.randn(size, generator=generator) for size in ((3, 4), (5,))]
+    found = [each.clone() for each in expected]
+    reference, adam = torch.optim.Adam(expected, LEARNING_RATE, weight_decay=WEIGHT_DECAY), Adam(found)
+    for _ in range(20):
+        gradients = [torch.randn(each.shape, generator=generator) for each in expected]
+        for each, gradient in zip(expected, gradients, strict=True):
+            each.grad = gradient
+        reference.step()
+        adam.step(gradients, LEARNING_RATE)
+    for each, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(each, other)

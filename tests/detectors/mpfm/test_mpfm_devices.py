@@ -118,7 +118,7 @@ def test_scoring_stays_on_the_device(fit, data, start):
     expected = load(pieces, CPU).score_samples(data.anomalies)
     with PretendedCuda() as pretended:
         scores = load(pieces, CUDA).score_samples(data.anomalies)
-    assert {"amin", "mm"} <= pretended.operations
+    assert {"amin", "bmm"} <= pretended.operations
     for name in ("score", "parts", "mode"):
         np.testing.assert_array_equal(getattr(scores, name), getattr(expected, name))
 

@@ -6,7 +6,9 @@ weights of the scores rest on. All H heads of a kind are fitted at once, since r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,11 +18,12 @@ from torch import Tensor
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Context
 from mpfm_kedro.detectors.inputs import StandardisedInput, training_inputs
-from mpfm_kedro.detectors.mpfm.patches import to_patches
+from mpfm_kedro.detectors.mpfm.patch_fitting import IMAGES_AT_ONCE
 
 MARGIN = 5.0  # how far the scores of anomalies shall deviate, in units of the prior N(0, 1) of normals' scores
 LEARNING_RATE = 3e-2
 DECAYS, DECAY = 5, 0.1
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
 WEIGHT_DECAY = 1e-5
 PENALTY = 1e-3  # C of logistic regression
 
@@ -51,8 +54,8 @@ class TopPositions:
         """|w_e · F_x + b_e| at each position, (B, C, H', W') → (B, H' · W', H, E)."""
         weight = (self.weight / self.spread).to(maps.device)
         offset = (self.bias - (self.weight / self.spread) @ self.center).to(maps.device)
-        members = to_patches(maps.float()) @ weight.flatten(0, 1).T + offset.flatten()
-        return members.abs().view(len(maps), -1, *offset.shape)
+        members = weight.flatten(0, 1) @ maps.float().flatten(2) + offset.flatten()[:, None]
+        return members.abs().transpose(1, 2).unflatten(2, offset.shape)
 
     def top_mean(self, of_members: Tensor) -> Tensor:
         """S_a from the scores of positions by members, (B, X, H, E) → (B, H)."""
@@ -64,17 +67,15 @@ class TopPositions:
         """S_a of each image by each head (n, H), and the mean over members at each position (n, H', W', H)."""
         shape = *rows.maps.shape[2:], len(self.weight)
         scores, maps = [torch.empty(0, len(self.weight))], [torch.empty(0, *shape)]
-        for _, batch in rows.map_batches():
-            of_members = self.of_members(batch.to(device))
+        for part in rows.slices(IMAGES_AT_ONCE):
+            of_members = self.of_members(rows.map_batch(part).to(device))
             scores.append(self.top_mean(of_members).cpu())
             maps.append(of_members.mean(3).cpu().view(-1, *shape))
         return torch.cat(scores).double().numpy(), torch.cat(maps)
 
     def score(self, rows: FeatureRows, device: torch.device) -> np.ndarray:
         """S_a of each image by each head, (n, H)."""
-        found = [torch.empty(0, len(self.weight))]
-        found += [self.top_mean(self.of_members(maps.to(device))).cpu() for _, maps in rows.map_batches()]
-        return torch.cat(found).double().numpy()
+        return self.inspect(rows, device)[0]
 
 
 def top_number(share: float, positions: int) -> int:
@@ -89,16 +90,29 @@ def rank_weights(shares: Sequence[float], positions: int) -> Tensor:
     return (rank < numbers) / numbers
 
 
+@dataclass(frozen=True)
+class Training:
+    """How the members of M_a are trained.
+
+    Args:
+        shares: of the positions, averaged by each of the E members of a head.
+        steps: of training.
+        batch: number of normals and of anomalies in a batch.
+        seed: of the first weights and of the batches.
+    """
+
+    shares: Sequence[float]
+    steps: int
+    batch: tuple[int, int]
+    seed: int
+
+
 def fit_top_positions(
     normals: FeatureRows,
     anomalies: FeatureRows,
     learns: tuple[np.ndarray, np.ndarray],
-    center: Tensor,
-    spread: Tensor,
-    shares: Sequence[float],
-    steps: int,
-    batch: tuple[int, int],
-    seed: int,
+    source: StandardisedInput,
+    training: Training,
     context: Context,
 ) -> tuple[TopPositions, list[float]]:
     """Train each member of each head by the deviation loss: its S_a → 0 for normals, S_a ≥ 5 for anomalies.
@@ -110,49 +124,59 @@ def fit_top_positions(
         normals: n training normals.
         anomalies: m known anomalies and their augmented views.
         learns: which normals (H, n) and which anomalies (H, m) each head learns from.
-        center: of each channel (C,).
-        spread: likewise.
-        shares: of the positions, averaged by each of the E members of a head.
-        steps: of training.
-        batch: number of normals and of anomalies in a batch.
-        seed: of the first weights and of the batches.
+        source: standardises the maps by channel.
+        training: shares, steps, batches and seed.
         context: device and memory.
 
     Returns:
         The heads, and the mean loss of the last head's members over each tenth of the steps.
     """
-    device = context.device
-    source = StandardisedInput("maps", center, spread)
-    (inputs,) = training_inputs([source], [normals, anomalies], sum(batch), context)
-    allowed = [torch.from_numpy(each).float().to(device) for each in learns]
-    n_heads, n_members, channels = len(allowed[0]), len(shares), len(center)
-    generator = torch.Generator().manual_seed(seed)
+    (inputs,) = training_inputs([source], [normals, anomalies], sum(training.batch), context)
+    generator = torch.Generator().manual_seed(training.seed)
+    n_heads, n_members, channels = len(learns[0]), len(training.shares), inputs.shape[-1]
     first = (2 * torch.rand(n_members, channels, generator=generator) - 1) / channels**0.5
-    weight = first.repeat(n_heads, 1).to(device)  # head after head, (H · E, C)
-    bias = torch.zeros(len(weight), device=device)
-    optimiser = torch.optim.Adam([weight, bias], LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-    schedule = torch.optim.lr_scheduler.StepLR(optimiser, max(1, steps // DECAYS), DECAY)
-    abnormal = torch.arange(sum(batch), device=device)[:, None] >= batch[0]
-    count = rank_weights(shares, int(np.prod(normals.maps.shape[2:]))).repeat(1, n_heads).to(device)
-    losses = []
-    for _ in range(steps):
-        drawn = [
-            torch.randint(each.shape[1], (size,), generator=generator) for each, size in zip(learns, batch, strict=True)
-        ]
-        share = torch.cat([_shares(each[:, index]) for each, index in zip(allowed, drawn, strict=True)], dim=1)
-        x = inputs.batch(torch.cat([drawn[0], drawn[1] + len(normals)])).flatten(1, 2)
+    weight = first.repeat(n_heads, 1).to(context.device)  # head after head, (H · E, C)
+    bias = torch.zeros(len(weight), device=context.device)
+    count = rank_weights(training.shares, math.prod(inputs.shape[1:-1])).repeat(1, n_heads).to(context.device)
+    abnormal = torch.arange(sum(training.batch), device=context.device)[:, None] >= training.batch[0]
+    adam = Adam([weight, bias])
+    rate, losses = LEARNING_RATE, []
+    for step in range(1, training.steps + 1):
+        index, share = _draw(learns, training.batch, generator)
+        x = inputs.batch(index).flatten(1, 2)
         positions = x.flatten(0, 1)
         scores = (positions @ weight.T + bias).view(*x.shape[:2], -1)
-        of_members = share.repeat_interleave(n_members, dim=0).T
+        of_members = share.to(context.device).repeat_interleave(n_members, dim=0).T
         loss, gradient = deviation_loss(scores, abnormal, of_members, count)
-        weight.grad, bias.grad = gradient.flatten(0, 1).T @ positions, gradient.sum((0, 1))
-        optimiser.step()
-        schedule.step()
+        adam.step([gradient.flatten(0, 1).T @ positions, gradient.sum((0, 1))], rate)
+        if step % max(1, training.steps // DECAYS) == 0:
+            rate *= DECAY
         losses.append(loss[-n_members:].mean())
     history = [float(torch.stack(part).mean()) for part in _tenths(losses)]
-    shape = n_heads, n_members
-    fitted = TopPositions(weight.cpu().unflatten(0, shape), bias.cpu().unflatten(0, shape), center, spread, shares)
-    return fitted, history
+    weight, bias = (each.cpu().unflatten(0, (n_heads, n_members)) for each in (weight, bias))
+    return TopPositions(weight, bias, source.center, source.spread, training.shares), history
+
+
+class Adam:
+    """Adam with weight decay in the gradient, in place; ``torch.optim`` takes as long to import as 100 steps to do.
+
+    Args:
+        parameters: tensors of any shapes.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._states = [(each, torch.zeros_like(each), torch.zeros_like(each)) for each in parameters]
+        self._steps = 0
+
+    def step(self, gradients: Sequence[Tensor], rate: float) -> None:
+        """p ← p − rate m̂ / (√v̂ + ε) with the running means m̂ of the gradient g and v̂ of g²."""
+        self._steps += 1
+        first, second = (1 - beta**self._steps for beta in BETAS)
+        for (parameter, mean, square), given in zip(self._states, gradients, strict=True):
+            gradient = given.add(parameter, alpha=WEIGHT_DECAY)
+            mean.lerp_(gradient, 1 - BETAS[0])
+            square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+            parameter.addcdiv_(mean, (square.sqrt() / second**0.5).add_(EPSILON), value=-rate / first)
 
 
 def deviation_loss(scores: Tensor, abnormal: Tensor, share: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,6 +218,19 @@ def fit_linear(
         weights.append(fitted.coef_[0])
         biases.append(fitted.intercept_[0])
     return np.stack(weights), np.array(biases)
+
+
+def _draw(
+    learns: tuple[np.ndarray, np.ndarray], batch: tuple[int, int], generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """B random rows of normals, then of anomalies, (B,), and what each counts in the loss of each head, (H, B)."""
+    index, shares, first = [], [], 0
+    for own, size in zip(learns, batch, strict=True):
+        drawn = torch.randint(own.shape[1], (size,), generator=generator)
+        index.append(drawn + first)
+        shares.append(_shares(torch.from_numpy(own)[:, drawn].float()))
+        first += own.shape[1]
+    return torch.cat(index), torch.cat(shares, dim=1)
 
 
 def _shares(learns: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Artefact, Context, TrainingData
+from mpfm_kedro.detectors.inputs import StandardisedInput
 from mpfm_kedro.detectors.mpfm.closed_form import CrossFitted, Standardiser, unpack
-from mpfm_kedro.detectors.mpfm.heads import TopPositions, fit_linear, fit_top_positions
+from mpfm_kedro.detectors.mpfm.heads import TopPositions, Training, fit_linear, fit_top_positions
 from mpfm_kedro.detectors.mpfm.mode_fitting import FOLDS
 from mpfm_kedro.detectors.pieces import piece_name
 
@@ -128,18 +129,14 @@ def fit_heads(
     learns = rounds.normals, rounds.anomalies
     if len(data.anomalies) == 0:
         return _zero_heads(standardiser, len(rounds.normals)), []
-    top_positions, losses = fit_top_positions(
-        data.normals,
-        data.anomalies,
-        learns,
-        standardiser.map_center,
-        standardiser.map_spread,
-        [share for share in parameters["head_top_shares"] for _ in range(parameters["head_members"])],
-        parameters["head_steps"],
-        (parameters["normals_per_batch"], parameters["anomalies_per_batch"]),
-        seed,
-        context,
+    training = Training(
+        shares=[share for share in parameters["head_top_shares"] for _ in range(parameters["head_members"])],
+        steps=parameters["head_steps"],
+        batch=(parameters["normals_per_batch"], parameters["anomalies_per_batch"]),
+        seed=seed,
     )
+    source = StandardisedInput("maps", standardiser.map_center, standardiser.map_spread)
+    top_positions, losses = fit_top_positions(data.normals, data.anomalies, learns, source, training, context)
     weight, bias = fit_linear(standardiser.z(data.normals), standardiser.z(data.anomalies), learns)
     if parameters["normality_target"] == "printed":  # M_n learns y, and is subtracted all the same
         weight, bias = -weight, -bias
