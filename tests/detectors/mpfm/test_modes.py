@@ -184,3 +184,14 @@ def test_modes_have_nothing_to_train(make_modes):
     modes = make_modes()
     assert list(modes.parameters()) == []
     assert not any(buffer.requires_grad for buffer in modes.buffers())
+
+
+def test_each_sample_is_the_root_of_its_modes_covariance_times_noise(make_modes, covariances):
+    modes = make_modes(d=6, ranks=(2, 5, 0)).float()
+    sample = modes.sample(40, torch.Generator().manual_seed(2))
+    again = torch.Generator().manual_seed(2)
+    mode = torch.multinomial(modes.weight, 40, replacement=True, generator=again)
+    noise = torch.randn(40, 6, generator=again)
+    variance, basis = torch.linalg.eigh(covariances(modes))
+    root = torch.einsum("jde,je,jfe->jdf", basis, variance.sqrt(), basis)
+    torch.testing.assert_close(sample, modes.mean[mode] + torch.einsum("bde,be->bd", root[mode], noise))

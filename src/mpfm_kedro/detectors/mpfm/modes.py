@@ -148,6 +148,8 @@ class Modes(nn.Module):
         """Draw features of normals from Σ_j ω_j N(m_j, Σ_j): (n, d). The closed-form flow, backwards."""
         mode = torch.multinomial(self.weight.cpu(), n, replacement=True, generator=generator).to(self.mean.device)
         noise = torch.randn(n, self.mean.shape[1], generator=generator).to(self.mean.device)
-        basis, level = self.basis[mode], self.residual_variance[mode, None].sqrt()
-        inside = torch.einsum("bd,bdr->br", noise, basis) * (self.variance[mode].sqrt() - level)
-        return self.mean[mode] + level * noise + torch.einsum("br,bdr->bd", inside, basis)
+        sample = torch.empty_like(noise)
+        for j, (mean, basis, variance) in enumerate(zip(self.mean, self.basis, self.variance, strict=True)):
+            own, level = noise[mode == j], self.residual_variance[j].sqrt()
+            sample[mode == j] = mean + level * own + (own @ basis * (variance.sqrt() - level)) @ basis.T
+        return sample
