@@ -23,6 +23,7 @@ from mpfm_kedro.detectors.mpfm.heads import (
     fit_linear,
     fit_top_positions,
     top_number,
+    weighted_sums,
 )
 
 CHANNELS, HEIGHT, WIDTH = 4, 3, 5
@@ -203,16 +204,26 @@ def test_linear_heads_are_logistic_regressions_on_what_they_learn_from():
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 1000), st.integers(1, 6), st.integers(1, 3))
-def test_gradient_of_the_deviation_loss_is_that_of_autograd(seed, k, n_heads):
+def test_gradient_of_the_deviation_loss_is_that_of_autograd(seed, number, n_heads):
     generator = torch.Generator().manual_seed(seed)
-    scores = (6 * torch.randn(5, 6, n_heads, generator=generator)).requires_grad_()
-    share, abnormal = torch.rand(5, n_heads, generator=generator), torch.arange(5)[:, None] >= 3
-    loss, gradient = deviation_loss(scores.detach(), abnormal, share, torch.full((k, n_heads), 1 / k))
-    deviation = scores.abs().sort(dim=1, descending=True).values[:, :k].mean(1)
-    expected = (share * torch.where(abnormal, (MARGIN - deviation).relu(), deviation)).mean(0)
+    scores = (6 * torch.randn(n_heads, 5, 6, generator=generator)).requires_grad_()
+    share, abnormal = torch.rand(n_heads, 5, generator=generator), torch.arange(5) >= 3
+    loss, place, gradient = deviation_loss(scores.detach(), abnormal, share, number)
+    deviation = scores.abs().sort(dim=2, descending=True).values[..., :number].mean(2)
+    expected = (share * torch.where(abnormal, (MARGIN - deviation).relu(), deviation)).mean(1)
     expected.sum().backward()
     torch.testing.assert_close(loss, expected.detach())
-    torch.testing.assert_close(gradient, scores.grad)
+    torch.testing.assert_close(torch.zeros_like(scores).scatter(2, place, gradient), scores.grad)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 1000), st.integers(1, 6), st.integers(1, 3))
+def test_weighted_sums_are_products_with_a_sparse_matrix(seed, number, n_heads):
+    generator = torch.Generator().manual_seed(seed)
+    x, scores = torch.randn(5, 6, 4, generator=generator), torch.randn(n_heads, 5, 6, generator=generator)
+    weight, place = scores.topk(number)
+    dense = torch.zeros_like(scores).scatter(2, place, weight)
+    torch.testing.assert_close(weighted_sums(x, place, weight), torch.einsum("hbx,bxc->hc", dense, x))
 
 
 def test_adam_is_that_of_torch():

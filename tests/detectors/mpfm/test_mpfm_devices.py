@@ -101,7 +101,7 @@ def test_every_piece_is_fitted_on_the_device(fit, start):
     [
         ("closed_form", {"mm", "amin", "argmax"}),  # patches; eigenvectors and K-means stay on the CPU
         ("flow", {"_fused_adamw_", "logsumexp"}),
-        ("heads", {"scatter_", "topk"}),
+        ("heads", {"_embedding_bag_forward_only", "topk"}),
         ("calibrated", {"topk", "amin"}),
     ],
 )

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Context
@@ -133,27 +134,29 @@ def fit_top_positions(
     """
     (inputs,) = training_inputs([source], [normals, anomalies], sum(training.batch), context)
     generator = torch.Generator().manual_seed(training.seed)
-    n_heads, n_members, channels = len(learns[0]), len(training.shares), inputs.shape[-1]
+    n_members, channels = len(training.shares), inputs.shape[-1]
     first = (2 * torch.rand(n_members, channels, generator=generator) - 1) / channels**0.5
-    weight = first.repeat(n_heads, 1).to(context.device)  # head after head, (H · E, C)
-    bias = torch.zeros(len(weight), device=context.device)
-    count = rank_weights(training.shares, math.prod(inputs.shape[1:-1])).repeat(1, n_heads).to(context.device)
-    abnormal = torch.arange(sum(training.batch), device=context.device)[:, None] >= training.batch[0]
+    weight = first[:, None].repeat(1, len(learns[0]), 1).to(context.device)  # member after member, (E, H, C)
+    bias = torch.zeros(weight.shape[:2], device=context.device)
+    numbers = [top_number(share, math.prod(inputs.shape[1:-1])) for share in training.shares]
+    abnormal = torch.arange(sum(training.batch), device=context.device) >= training.batch[0]
     adam = Adam([weight, bias])
     rate, losses = LEARNING_RATE, []
     for step in range(1, training.steps + 1):
         index, share = _draw(learns, training.batch, generator)
         x = inputs.batch(index).flatten(1, 2)
-        positions = x.flatten(0, 1)
-        scores = (positions @ weight.T + bias).view(*x.shape[:2], -1)
-        of_members = share.to(context.device).repeat_interleave(n_members, dim=0).T
-        loss, gradient = deviation_loss(scores, abnormal, of_members, count)
-        adam.step([gradient.flatten(0, 1).T @ positions, gradient.sum((0, 1))], rate)
+        scores = torch.einsum("ehc,bxc->ehbx", weight, x) + bias[..., None, None]
+        found = [
+            deviation_loss(own, abnormal, share.to(x.device), number)
+            for own, number in zip(scores, numbers, strict=True)
+        ]
+        gradients = [weighted_sums(x, place, slope) for _, place, slope in found]
+        adam.step([torch.stack(gradients), torch.stack([slope.sum((1, 2)) for *_, slope in found])], rate)
         if step % max(1, training.steps // DECAYS) == 0:
             rate *= DECAY
-        losses.append(loss[-n_members:].mean())
+        losses.append(torch.stack([loss[-1] for loss, *_ in found]).mean())
     history = [float(torch.stack(part).mean()) for part in _tenths(losses)]
-    weight, bias = (each.cpu().unflatten(0, (n_heads, n_members)) for each in (weight, bias))
+    weight, bias = (each.transpose(0, 1).contiguous().cpu() for each in (weight, bias))
     return TopPositions(weight, bias, source.center, source.spread, training.shares), history
 
 
@@ -179,27 +182,32 @@ class Adam:
             parameter.addcdiv_(mean, (square.sqrt() / second**0.5).add_(EPSILON), value=-rate / first)
 
 
-def deviation_loss(scores: Tensor, abnormal: Tensor, share: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss of each head, and its gradient with respect to the signed scores of positions.
+def deviation_loss(scores: Tensor, abnormal: Tensor, share: Tensor, number: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss of each head, and where and what its gradient is with respect to the signed scores of positions.
 
-    L_h = Σ_i share_ih l(S_ih) / B with S = Σ_k count_kh |score|_(k), the mean of the largest, l(S) = S for normals and
-    max(0, 5 − S) for anomalies. The gradient is zero but at the top positions.
+    L_h = Σ_i share_hi l(S_hi) / B with S the mean of the k largest |score|, l(S) = S for normals and max(0, 5 − S) for
+    anomalies. The gradient is zero but at these k positions.
 
     Args:
-        scores: signed, of each position (B, X, H).
-        abnormal: whether the image is an anomaly (B, 1).
-        share: what each image counts in each head's loss (B, H).
-        count: of the position of each rank, as ``rank_weights`` has it (K, H).
+        scores: signed, of each position (H, B, X).
+        abnormal: whether the image is an anomaly (B,).
+        share: what each image counts in each head's loss (H, B).
+        number: k.
 
     Returns:
-        Losses (H,) and gradient (B, X, H).
+        Losses (H,), the k positions (H, B, k), the gradient there (H, B, k).
     """
-    top = scores.abs().topk(len(count), dim=1)
-    score = (top.values * count).sum(1)
+    values, place = scores.abs().topk(number, sorted=False)
+    score = values.mean(2)
     loss = torch.where(abnormal, (MARGIN - score).clamp_min(0), score)
-    slope = torch.where(abnormal, -(score < MARGIN).float(), 1.0) * share / len(scores)
-    gradient = scores.gather(1, top.indices).sign() * count * slope[:, None]
-    return (loss * share).mean(0), torch.zeros_like(scores).scatter_(1, top.indices, gradient)
+    slope = torch.where(abnormal, -(score < MARGIN).float(), 1.0) * share / (len(abnormal) * number)
+    return (loss * share).mean(1), place, scores.gather(2, place).sign() * slope[..., None]
+
+
+def weighted_sums(x: Tensor, place: Tensor, weight: Tensor) -> Tensor:
+    """Σ_bk weight_hbk x_b,place_hbk: vectors (B, X, C) at some positions (H, B, k), weighted alike → (H, C)."""
+    row = place + x.shape[1] * torch.arange(len(x), device=x.device)[:, None]
+    return embedding_bag(row.flatten(1), x.flatten(0, 1), mode="sum", per_sample_weights=weight.flatten(1))
 
 
 def fit_linear(
