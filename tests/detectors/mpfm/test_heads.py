@@ -16,7 +16,6 @@ from mpfm_kedro.detectors.mpfm.heads import (
     MARGIN,
     PENALTY,
     WEIGHT_DECAY,
-    Adam,
     TopPositions,
     Training,
     deviation_loss,
@@ -224,18 +223,3 @@ def test_weighted_sums_are_products_with_a_sparse_matrix(seed, number, n_heads):
     weight, place = scores.topk(number)
     dense = torch.zeros_like(scores).scatter(2, place, weight)
     torch.testing.assert_close(weighted_sums(x, place, weight), torch.einsum("hbx,bxc->hc", dense, x))
-
-
-def test_adam_is_that_of_torch():
-    generator = torch.Generator().manual_seed(0)
-    expected = [torch.randn(size, generator=generator) for size in ((3, 4), (5,))]
-    found = [each.clone() for each in expected]
-    reference, adam = torch.optim.Adam(expected, LEARNING_RATE, weight_decay=WEIGHT_DECAY), Adam(found)
-    for _ in range(20):
-        gradients = [torch.randn(each.shape, generator=generator) for each in expected]
-        for each, gradient in zip(expected, gradients, strict=True):
-            each.grad = gradient
-        reference.step()
-        adam.step(gradients, LEARNING_RATE)
-    for each, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(each, other)

@@ -185,8 +185,8 @@ def counted_in_mode(anomalies: Evidence, mode: int, n_known: int) -> tuple[np.nd
     """
     own = anomalies.mode == mode
     known = anomalies.count[own].sum()
-    others = min(1.0, n_known - known)
-    return anomalies.count * np.where(own, 1.0, others / max(n_known - known, 1.0)), known + others
+    others = n_known - known
+    return anomalies.count * np.where(own, 1.0, 1 / max(1.0, others)), known + min(1.0, others)
 
 
 def standardisation(normals: Evidence, n_modes: int) -> Calibration:

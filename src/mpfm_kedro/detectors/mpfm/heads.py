@@ -24,7 +24,6 @@ from mpfm_kedro.detectors.mpfm.patch_fitting import IMAGES_AT_ONCE
 MARGIN = 5.0  # how far the scores of anomalies shall deviate, in units of the prior N(0, 1) of normals' scores
 LEARNING_RATE = 3e-2
 DECAYS, DECAY = 5, 0.1
-BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
 WEIGHT_DECAY = 1e-5
 PENALTY = 1e-3  # C of logistic regression
 
@@ -140,9 +139,10 @@ def fit_top_positions(
     bias = torch.zeros(weight.shape[:2], device=context.device)
     numbers = [top_number(share, math.prod(inputs.shape[1:-1])) for share in training.shares]
     abnormal = torch.arange(sum(training.batch), device=context.device) >= training.batch[0]
-    adam = Adam([weight, bias])
-    rate, losses = LEARNING_RATE, []
-    for step in range(1, training.steps + 1):
+    optimiser = torch.optim.Adam([weight, bias], LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    schedule = torch.optim.lr_scheduler.StepLR(optimiser, max(1, training.steps // DECAYS), DECAY)
+    losses = []
+    for _ in range(training.steps):
         index, share = _draw(learns, training.batch, generator)
         x = inputs.batch(index).flatten(1, 2)
         scores = torch.einsum("ehc,bxc->ehbx", weight, x) + bias[..., None, None]
@@ -150,36 +150,14 @@ def fit_top_positions(
             deviation_loss(own, abnormal, share.to(x.device), number)
             for own, number in zip(scores, numbers, strict=True)
         ]
-        gradients = [weighted_sums(x, place, slope) for _, place, slope in found]
-        adam.step([torch.stack(gradients), torch.stack([slope.sum((1, 2)) for *_, slope in found])], rate)
-        if step % max(1, training.steps // DECAYS) == 0:
-            rate *= DECAY
+        weight.grad = torch.stack([weighted_sums(x, place, slope) for _, place, slope in found])
+        bias.grad = torch.stack([slope.sum((1, 2)) for *_, slope in found])
+        optimiser.step()
+        schedule.step()
         losses.append(torch.stack([loss[-1] for loss, *_ in found]).mean())
     history = [float(torch.stack(part).mean()) for part in _tenths(losses)]
     weight, bias = (each.transpose(0, 1).contiguous().cpu() for each in (weight, bias))
     return TopPositions(weight, bias, source.center, source.spread, training.shares), history
-
-
-class Adam:
-    """Adam with weight decay in the gradient, in place; ``torch.optim`` takes as long to import as 100 steps to do.
-
-    Args:
-        parameters: tensors of any shapes.
-    """
-
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._states = [(each, torch.zeros_like(each), torch.zeros_like(each)) for each in parameters]
-        self._steps = 0
-
-    def step(self, gradients: Sequence[Tensor], rate: float) -> None:
-        """p ← p − rate m̂ / (√v̂ + ε) with the running means m̂ of the gradient g and v̂ of g²."""
-        self._steps += 1
-        first, second = (1 - beta**self._steps for beta in BETAS)
-        for (parameter, mean, square), given in zip(self._states, gradients, strict=True):
-            gradient = given.add(parameter, alpha=WEIGHT_DECAY)
-            mean.lerp_(gradient, 1 - BETAS[0])
-            square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
-            parameter.addcdiv_(mean, (square.sqrt() / second**0.5).add_(EPSILON), value=-rate / first)
 
 
 def deviation_loss(scores: Tensor, abnormal: Tensor, share: Tensor, number: int) -> tuple[Tensor, Tensor, Tensor]:
