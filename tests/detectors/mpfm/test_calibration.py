@@ -8,8 +8,10 @@ from mpfm_kedro.detectors.base import Context, TrainingData
 from mpfm_kedro.detectors.mpfm import calibration, closed_form, learned
 from mpfm_kedro.detectors.mpfm.calibration import (
     ANOMALIES_OF_THE_PRIOR,
+    LENGTH,
     MIN_NORMALS_OF_A_MODE,
     PRIOR,
+    SIGNS,
     Calibration,
     Evidence,
     calibrate,
@@ -100,10 +102,10 @@ def test_without_evidence_the_prior_rules(n_known):
 
 
 def prior_of(n_known):
-    """The weights without evidence, which add up to 1."""
+    """The weights without evidence."""
     share = n_known / (n_known + ANOMALIES_OF_THE_PRIOR)
     weight = PRIOR * [1, share, 1, share]
-    return weight / weight.sum()
+    return LENGTH * weight / np.linalg.norm(weight)
 
 
 @pytest.mark.parametrize("sizes", [[10], [10, 0], [7, 3], [9.5, 0.5], [4, 0, 6]])
@@ -129,8 +131,12 @@ def test_what_is_known_of_one_mode_raises_a_weight_there_more_than_elsewhere(see
     normals, anomalies = scores([60, 60], seed), scores([20, 0], seed + 1)
     anomalies.parts[:, 1] += 4 * normals.parts[:60, 1].std()  # S_a alone knows them
     (found,) = calibrate([(normals, anomalies)], [2], 20)
-    assert found.weight[1, 0] > found.weight[1, 1] + 0.05
-    np.testing.assert_allclose(found.weight.sum(0), 1)
+    assert found.weight[1, 0] > found.weight[1, 1] + 0.1
+    np.testing.assert_allclose(np.linalg.norm(found.weight, axis=0), LENGTH)
+    flat = standardisation(normals, 2)
+    x, y = (flat.standardise(each.parts, each.mode) * SIGNS for each in (normals, anomalies))
+    elsewhere = stacked_weights(x, normals.count, y, np.full(20, 1 / 20), PRIOR * [1, 1 / 4, 1, 1 / 4])
+    np.testing.assert_allclose(found.weight[:, 1], LENGTH * elsewhere / np.linalg.norm(elsewhere), rtol=1e-6)
 
 
 def draw(seed, n=40, m=10, k=4, shift=1.5):
@@ -223,10 +229,21 @@ def test_backbones_are_weighed_together():
     normals, anomalies = scores([60]), scores([20], seed=1)
     useful = Evidence(anomalies.parts + 4 * normals.parts.std(0) * [1, 1, 1, -1], anomalies.mode, anomalies.count)
     found = calibrate([(normals, anomalies), (scores([60], seed=2), useful)], [1, 1], 20)
-    assert found[1].weight.sum() > found[0].weight.sum() + 0.1
-    assert found[0].weight.sum() + found[1].weight.sum() == pytest.approx(1)
+    assert found[1].weight.sum() > found[0].weight.sum() + 0.5
+    assert np.linalg.norm([each.weight for each in found]) == pytest.approx(LENGTH)
     prior = calibrate([(normals, none_of(normals))] * 2, [1, 1], 0)
-    np.testing.assert_allclose([each.weight[:, 0] for each in prior], np.tile(prior_of(0) / 2, (2, 1)))
+    np.testing.assert_allclose([each.weight[:, 0] for each in prior], np.tile(prior_of(0) / 2**0.5, (2, 1)))
+
+
+def test_each_backbone_is_weighed_by_its_own_modes():
+    one, two = scores([60]), scores([30, 30], seed=2)
+    of_one, of_two = scores([20], seed=1), scores([20, 0], seed=3)  # all in the second backbone's first mode
+    first, second = calibrate([(one, of_one), (two, of_two)], [1, 2], 20)
+    assert (first.weight.shape, second.weight.shape) == ((4, 1), (4, 2))
+    assert np.linalg.norm([first.weight[:, 0], second.weight[:, 0]]) == pytest.approx(LENGTH)  # the same evidence
+    prior = calibrate([(one, none_of(of_one)), (two, none_of(of_two))], [1, 2], 1)[1].weight
+    of_prior = [np.abs(second.weight[:, j] - prior[:, j]).max() for j in range(2)]
+    assert of_prior[1] < of_prior[0]
 
 
 @pytest.fixture(scope="module")
@@ -295,7 +312,9 @@ def test_scores_that_are_left_out_get_no_weight(make_pieces, kept, fusion):
         for names in ("garn", kept)
     )
     counted = whole.weight * np.array([[name in kept] for name in "garn"])
-    np.testing.assert_allclose(part.weight, counted if fusion == "printed" else counted / counted.sum(0))
+    np.testing.assert_allclose(
+        part.weight, counted * (1 if fusion == "printed" else LENGTH / np.linalg.norm(counted, axis=0))
+    )
     assert part.compressed == (fusion == "repaired")
 
 

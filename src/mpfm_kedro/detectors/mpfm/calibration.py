@@ -29,6 +29,7 @@ MIN_NORMALS_OF_A_MODE = 8
 PRIOR_SPREAD = 1.0
 PRIOR = np.array([0.5, 1.0, 1.5, 1.0])  # the weights before any evidence; those of learned scores times M / (M + 3)
 ANOMALIES_OF_THE_PRIOR = 3.0
+LENGTH = 2.0  # of the weights together, as of four weights of 1
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Calibration:
     """Centre and spread of each score on unseen normals, by mode, and the weights of the sum.
 
     A score's level differs from mode to mode (volumes of the modes, what the heads learned of the modes' looks).
-    Standardising within the mode gives normals of every mode the same false-alarm rate.
+    Standardising within the mode gives each score the same level and spread in every mode, and weights of one length
+    about the same spread of their sum.
 
     Args:
         center: (4, J).
@@ -150,8 +152,9 @@ def calibrate(
 ) -> list[Calibration]:
     """The calibration of each backbone; in each of its modes the weights of all backbones are fitted at once.
 
-    The known anomalies of all other modes together count at most as one of the mode's own. The weights of the scores
-    that are counted add up to 1 over all backbones, so that a mode with more evidence has no larger scores.
+    The known anomalies of all other modes together count at most as one of the mode's own. Each backbone has its own
+    modes, and takes its weights from the fit of its mode. The weights of a fit, as far as they are counted, have one
+    length, so that a mode with more evidence has no larger scores.
 
     Args:
         evidence: of normals and of anomalies, by backbone.
@@ -172,7 +175,8 @@ def calibrate(
             prior = PRIOR * np.where(LEARNED, known / (known + ANOMALIES_OF_THE_PRIOR), 1.0) / len(flat)
             fitted = stacked_weights(normals, of_normals.count, anomalies, count, np.tile(prior, len(flat)))
             fitted *= np.tile(counted, len(flat))
-            weight[:, j] = np.split(fitted / max(fitted.sum(), 1e-9), len(flat))[number]
+            fitted *= LENGTH / max(np.linalg.norm(fitted), 1e-9)
+            weight[:, j] = np.split(fitted, len(flat))[number]
         found.append(replace(each, weight=weight))
     return found
 
@@ -181,7 +185,7 @@ def counted_in_mode(anomalies: Evidence, mode: int, n_known: int) -> tuple[np.nd
     """What each anomaly of the evidence counts in a mode (m,), and how many of the M known ones count there.
 
     Those of the mode count as ever, the others together as one or less. A single known anomaly, which is no evidence,
-    thus counts as one in every mode.
+    thus counts as one in every mode; of several each is in the evidence.
     """
     own = anomalies.mode == mode
     known = anomalies.count[own].sum()
