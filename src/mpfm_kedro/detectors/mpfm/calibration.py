@@ -175,7 +175,7 @@ def calibrate(
             prior = PRIOR * np.where(LEARNED, known / (known + ANOMALIES_OF_THE_PRIOR), 1.0) / len(flat)
             fitted = stacked_weights(normals, of_normals.count, anomalies, count, np.tile(prior, len(flat)))
             fitted *= np.tile(counted, len(flat))
-            fitted *= LENGTH / max(np.linalg.norm(fitted), 1e-9)
+            fitted *= LENGTH / max(np.linalg.norm(fitted), 1e-9)  # type: ignore[operator]
             weight[:, j] = np.split(fitted, len(flat))[number]
         found.append(replace(each, weight=weight))
     return found
