@@ -183,7 +183,7 @@ def deviation_loss(scores: Tensor, abnormal: Tensor, share: Tensor, number: int)
 
 
 def weighted_sums(x: Tensor, place: Tensor, weight: Tensor) -> Tensor:
-    """Σ_bk weight_hbk x_b,place_hbk: vectors (B, X, C) at some positions (H, B, k), weighted alike → (H, C)."""
+    """Σ_bk weight_hbk x_b,place_hbk: vectors (B, X, C), places and weights of some of them (H, B, k) → (H, C)."""
     row = place + x.shape[1] * torch.arange(len(x), device=x.device)[:, None]
     return embedding_bag(row.flatten(1), x.flatten(0, 1), mode="sum", per_sample_weights=weight.flatten(1))
 
