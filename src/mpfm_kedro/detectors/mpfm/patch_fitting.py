@@ -45,8 +45,8 @@ class SmoothedPatches:
     def batches(self, images: np.ndarray, at_most: int = IMAGES_PER_BATCH) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Some of the images, in ascending order, in batches: their numbers (B,) and patches (B, X, C).
 
-        Smoothing goes by pieces of a batch. Where batches are no multiple of a piece, kept patches were smoothed in other
-        pieces; the bits were equal for all maps of real backbones that were tried.
+        Smoothing goes by pieces of a batch. Where batches are no multiple of a piece, kept patches were smoothed in
+        other pieces; the bits were equal for all maps of real backbones that were tried.
         """
         for part in self._rows.slices(at_most):
             own = images[slice(*np.searchsorted(images, [part.start, part.stop]))]
