@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 IMAGES_PER_BATCH = 256
+IMAGES_IN_CACHE = 8  # what is made of so few maps stays in the cache of the processor
 BYTES_PER_BATCH = 64 << 20
 
 
@@ -67,10 +68,10 @@ class FeatureRows:
         for start in range(0, len(self), size):
             yield slice(start, min(start + size, len(self)))
 
-    def map_batches(self) -> Iterator[tuple[slice, Tensor]]:
-        """The maps of all images in batches, each with its slice."""
-        for part in self.slices():
-            yield part, self.map_batch(part)
+    def map_batches(self, device: torch.device | str = "cpu") -> Iterator[tuple[slice, Tensor]]:
+        """The maps of all images in small batches on a device, each with its slice."""
+        for part in self.slices(IMAGES_IN_CACHE):
+            yield part, self.map_batch(part).to(device)
 
     def map_batch(self, index: Any = slice(None)) -> Tensor:
         """Maps of some of the images, (B, C, H', W'), fp16."""

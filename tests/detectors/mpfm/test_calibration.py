@@ -305,17 +305,33 @@ def test_without_heads_the_closed_form_counts_alone(make_pieces):
 @pytest.mark.parametrize("fusion", ["repaired", "printed"])
 def test_scores_that_are_left_out_get_no_weight(make_pieces, kept, fusion):
     data, pieces = make_pieces()
-    whole, part = (
-        unpack_calibrations(
-            calibration.fit(data, pieces, CALIBRATED | {"scores": list(names), "fusion": fusion}, 0, Context())
-        )[0]
-        for names in ("garn", kept)
+    (part,) = unpack_calibrations(
+        calibration.fit(data, pieces, CALIBRATED | {"scores": list(kept), "fusion": fusion}, 0, Context())
     )
-    counted = whole.weight * np.array([[name in kept] for name in "garn"])
-    np.testing.assert_allclose(
-        part.weight, counted * (1 if fusion == "printed" else LENGTH / np.linalg.norm(counted, axis=0))
-    )
+    left_out = np.array([name not in kept for name in "garn"])
+    assert (part.weight[left_out] == 0).all()
+    np.testing.assert_allclose(np.linalg.norm(part.weight, axis=0), len(kept) ** 0.5 if fusion == "printed" else LENGTH)
     assert part.compressed == (fusion == "repaired")
+
+
+def test_scores_that_are_left_out_decide_nothing():
+    normals, anomalies = scores([60]), scores([20], seed=1, shift=1.0)
+    counted = np.array([True, True, False, False])
+    found = []
+    for shift in (0.0, 5.0):
+        changed = anomalies.parts + np.array([0, 0, 300.0, 0.01]) * shift
+        other = Evidence(changed, anomalies.mode, anomalies.count)
+        found.append(calibrate([(normals, other)], [1], 20, counted)[0].weight)
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("counted", [[True, False, False, False], [True] * 4])
+def test_evidence_against_every_score_leaves_the_prior(counted):
+    normals = scores([60])
+    wrong = Evidence(normals.parts[:20] - 20 * SIGNS * normals.parts.std(0), np.zeros(20, int), np.ones(20))
+    (found,) = calibrate([(normals, wrong)], [1], 20, np.array(counted))
+    expected = prior_of(20) * counted
+    np.testing.assert_allclose(found.weight[:, 0], LENGTH * expected / np.linalg.norm(expected))
 
 
 def test_a_trained_global_score_is_standardised_on_its_own_values(make_pieces):

@@ -153,8 +153,9 @@ def calibrate(
     """The calibration of each backbone; in each of its modes the weights of all backbones are fitted at once.
 
     The known anomalies of all other modes together count at most as one of the mode's own. Each backbone has its own
-    modes, and takes its weights from the fit of its mode. The weights of a fit, as far as they are counted, have one
-    length, so that a mode with more evidence has no larger scores.
+    modes, and takes its weights from the fit of its mode. The weights of a fit have one length, so that a mode with
+    more evidence has no larger scores; scores that are not counted have none and take no part in it. Evidence against
+    every score decides nothing: the weights are then those of the prior.
 
     Args:
         evidence: of normals and of anomalies, by backbone.
@@ -167,15 +168,17 @@ def calibrate(
         np.concatenate([each.standardise(e.parts, e.mode) * SIGNS for each, e in zip(flat, own, strict=True)], axis=1)
         for own in zip(*evidence, strict=True)
     )
-    found = []
+    added, found = np.tile(counted, len(flat)), []
     for number, (each, (of_normals, of_anomalies)) in enumerate(zip(flat, evidence, strict=True)):
         weight = np.empty_like(each.weight)
         for j in range(n_modes[number]):
             count, known = counted_in_mode(of_anomalies, j, n_known)
             prior = PRIOR * np.where(LEARNED, known / (known + ANOMALIES_OF_THE_PRIOR), 1.0) / len(flat)
-            fitted = stacked_weights(normals, of_normals.count, anomalies, count, np.tile(prior, len(flat)))
-            fitted *= np.tile(counted, len(flat))
-            fitted *= LENGTH / max(np.linalg.norm(fitted), 1e-9)  # type: ignore[operator]
+            before = np.tile(prior, len(flat))[added]
+            weights = stacked_weights(normals[:, added], of_normals.count, anomalies[:, added], count, before)
+            weights = weights if weights.any() else before
+            fitted = np.zeros(len(added))
+            fitted[added] = weights * LENGTH / max(float(np.linalg.norm(weights)), 1e-9)
             weight[:, j] = np.split(fitted, len(flat))[number]
         found.append(replace(each, weight=weight))
     return found

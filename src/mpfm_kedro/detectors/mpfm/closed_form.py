@@ -27,7 +27,7 @@ from mpfm_kedro.detectors.mpfm.mode_fitting import (
     spectra_of,
 )
 from mpfm_kedro.detectors.mpfm.modes import Modes, Start
-from mpfm_kedro.detectors.mpfm.patch_fitting import IMAGES_AT_ONCE, SmoothedPatches, fit_patch_prototypes
+from mpfm_kedro.detectors.mpfm.patch_fitting import SmoothedPatches, fit_patch_prototypes
 from mpfm_kedro.detectors.mpfm.patches import PatchPrototypes, position_scale, smooth
 
 ROWS_AT_ONCE = 256
@@ -100,9 +100,8 @@ class ClosedForm:
     def energy(self, rows: FeatureRows, mode: Tensor) -> Tensor:
         """The energy of each position, (n, H', W')."""
         found = [torch.empty(0, *rows.maps.shape[2:])]
-        for part in rows.slices(IMAGES_AT_ONCE):
-            smoothed = smooth(rows.map_batch(part).to(self.device))
-            found.append(self.patches.energy(smoothed, mode[part].to(self.device)).cpu())
+        for part, maps in rows.map_batches(self.device):
+            found.append(self.patches.energy(smooth(maps), mode[part].to(self.device)).cpu())
         return torch.cat(found)
 
     def tensors(self, prefix: str) -> dict[str, Tensor]:
@@ -234,8 +233,8 @@ def n_left_out(fold: np.ndarray, unseen_normals: int) -> int:
 def fit_standardisers(normals: FeatureRows, kept: np.ndarray) -> list[Standardiser]:
     """Centre and spread of pooled statistics, and of the map's channels over all positions, of each subset (S, n)."""
     mean, variance = torch.zeros(2, len(normals), normals.maps.shape[1])  # of each image and channel
-    for part in normals.slices(IMAGES_AT_ONCE):
-        maps = normals.map_batch(part).float()
+    for part, stored in normals.map_batches():
+        maps = stored.float()
         mean[part] = maps.mean((2, 3))
         variance[part] = (maps - mean[part, :, None, None]).square().mean((2, 3))
     pooled = torch.from_numpy(normals.pooled).double()

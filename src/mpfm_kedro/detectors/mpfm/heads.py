@@ -19,7 +19,6 @@ from torch.nn.functional import embedding_bag
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Context
 from mpfm_kedro.detectors.inputs import StandardisedInput, training_inputs
-from mpfm_kedro.detectors.mpfm.patch_fitting import IMAGES_AT_ONCE
 
 MARGIN = 5.0  # how far the scores of anomalies shall deviate, in units of the prior N(0, 1) of normals' scores
 LEARNING_RATE = 3e-2
@@ -67,15 +66,16 @@ class TopPositions:
         """S_a of each image by each head (n, H), and the mean over members at each position (n, H', W', H)."""
         shape = *rows.maps.shape[2:], len(self.weight)
         scores, maps = [torch.empty(0, len(self.weight))], [torch.empty(0, *shape)]
-        for part in rows.slices(IMAGES_AT_ONCE):
-            of_members = self.of_members(rows.map_batch(part).to(device))
+        for _, batch in rows.map_batches(device):
+            of_members = self.of_members(batch)
             scores.append(self.top_mean(of_members).cpu())
             maps.append(of_members.mean(3).cpu().view(-1, *shape))
         return torch.cat(scores).double().numpy(), torch.cat(maps)
 
     def score(self, rows: FeatureRows, device: torch.device) -> np.ndarray:
         """S_a of each image by each head, (n, H)."""
-        return self.inspect(rows, device)[0]
+        scores = [self.top_mean(self.of_members(batch)).cpu() for _, batch in rows.map_batches(device)]
+        return torch.cat([torch.empty(0, len(self.weight)), *scores]).double().numpy()
 
 
 def top_number(share: float, positions: int) -> int:
@@ -144,12 +144,9 @@ def fit_top_positions(
     losses = []
     for _ in range(training.steps):
         index, share = _draw(learns, training.batch, generator)
-        x = inputs.batch(index).flatten(1, 2)
+        x, share = inputs.batch(index).flatten(1, 2), share.to(context.device)
         scores = torch.einsum("ehc,bxc->ehbx", weight, x) + bias[..., None, None]
-        found = [
-            deviation_loss(own, abnormal, share.to(x.device), number)
-            for own, number in zip(scores, numbers, strict=True)
-        ]
+        found = [deviation_loss(own, abnormal, share, number) for own, number in zip(scores, numbers, strict=True)]
         weight.grad = torch.stack([weighted_sums(x, place, slope) for _, place, slope in found])
         bias.grad = torch.stack([slope.sum((1, 2)) for *_, slope in found])
         optimiser.step()

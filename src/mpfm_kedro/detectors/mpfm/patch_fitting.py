@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mpfm_kedro.backbones.rows import IMAGES_PER_BATCH, FeatureRows
+from mpfm_kedro.backbones.rows import IMAGES_IN_CACHE, FeatureRows
 from mpfm_kedro.detectors.mpfm.patches import PatchPrototypes, smooth, to_patches
 
-IMAGES_AT_ONCE = 8  # what is made of so few maps stays in the cache of the processor
 SHRINKAGE = 0.1
 CANDIDATES = 40_000  # patches of a mode that prototypes are chosen from
 PROJECTED = 32  # dimensions in which candidates are compared
@@ -38,17 +37,13 @@ class SmoothedPatches:
         self.device, self._rows, self._kept = device, rows, None
         if int(np.prod(self.shape)) * torch.float.itemsize <= memory:
             kept = torch.empty(self.shape)
-            for part in rows.slices(IMAGES_AT_ONCE):
+            for part in rows.slices(IMAGES_IN_CACHE):
                 kept[part] = self._smoothed(part).cpu()
             self._kept = kept
 
-    def batches(self, images: np.ndarray, at_most: int = IMAGES_PER_BATCH) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Some of the images, in ascending order, in batches: their numbers (B,) and patches (B, X, C).
-
-        Smoothing goes by pieces of a batch. Where batches are no multiple of a piece, kept patches were smoothed in
-        other pieces; the bits were equal for all maps of real backbones that were tried.
-        """
-        for part in self._rows.slices(at_most):
+    def batches(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """Some of the images, in ascending order, in small batches: their numbers (B,) and patches (B, X, C)."""
+        for part in self._rows.slices(IMAGES_IN_CACHE):
             own = images[slice(*np.searchsorted(images, [part.start, part.stop]))]
             if len(own):
                 batch = self._smoothed(part) if self._kept is None else self._kept[part]
@@ -57,9 +52,7 @@ class SmoothedPatches:
 
     def _smoothed(self, part: slice) -> Tensor:
         """The patches of consecutive images, (B, X, C)."""
-        pieces = self._rows.map_batch(part).split(IMAGES_AT_ONCE)
-        patches = torch.cat([to_patches(smooth(piece.to(self.device))) for piece in pieces])
-        return patches.view(-1, *self.shape[1:])
+        return to_patches(smooth(self._rows.map_batch(part).to(self.device))).view(-1, *self.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -170,7 +163,7 @@ def _candidates(
 
 def _by_mode(patches: SmoothedPatches, images: np.ndarray, of_modes: list[np.ndarray]) -> Iterator[tuple[int, Tensor]]:
     """All patches of some images, batch by batch: the mode and its patches in the batch, (m, C)."""
-    for own, batch in patches.batches(images, IMAGES_AT_ONCE):
+    for own, batch in patches.batches(images):
         for j, of_mode in enumerate(of_modes):
             yield j, batch[torch.from_numpy(np.isin(own, of_mode)).to(batch.device)].flatten(0, 1)
 
