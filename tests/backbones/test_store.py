@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import shutil
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -230,6 +232,19 @@ def test_rows_are_appended_to_a_store_without_checksums(stores):
     assert stores.open(SPEC).missing(NAMES) == []
     assert_holds(stores.open(SPEC), NAMES)
     assert (stores.open(SPEC).folder / "checksums.u32").stat().st_size == 4 * 2 * 4
+
+
+def test_files_are_unmapped_with_the_store(stores):
+    """Tasks of one worker open the store again and again; Dask counts all pages that are mapped."""
+    append(stores.open(SPEC), ["a||original"])
+    gc.disable()
+    try:
+        store = stores.open(SPEC)
+        mapped = [weakref.ref(rows._values) for rows in (store.pooled, store.maps)]
+        del store
+        assert all(each() is None for each in mapped)
+    finally:
+        gc.enable()
 
 
 def test_a_row_is_verified_once(stores, monkeypatch):

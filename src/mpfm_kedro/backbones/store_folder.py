@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -40,6 +40,17 @@ def _line(key: str) -> bytes:
 def _in_words(rows: list[int], keys: list[str]) -> str:
     more = f" and {len(rows) - 1} more rows" if len(rows) > 1 else ""
     return f"row {rows[0]} ({keys[rows[0]]!r}){more}"
+
+
+def _refuse(file: Path, keys: list[str], rows: list[int]) -> None:
+    """Rows of a file are damaged: an error that names them; the next start verifies all rows."""
+    _forget_verified(file.parent)
+    raise InputError(f"{file} is damaged in {_in_words(rows, keys)}; start again: kedro run extracts it again")
+
+
+def _forget_verified(folder: Path) -> None:
+    with suppress(OSError):
+        (folder / VERIFIED).unlink()
 
 
 def _size(file: Path) -> int:
@@ -103,12 +114,8 @@ class StoreFolder:
 
     def is_damaged(self) -> bool:
         """Whether some row is not as it was written; all are verified, whatever was known of them."""
-        self._forget_verified()
+        _forget_verified(self.folder)
         return bool(self._damaged_rows())
-
-    def _forget_verified(self) -> None:
-        with suppress(OSError):
-            (self.folder / VERIFIED).unlink()
 
     @cached_property
     def pooled(self) -> np.ndarray:
@@ -126,12 +133,7 @@ class StoreFolder:
         column = list(self.row_sizes).index(name)
         expected = self._checksums()[:, column] if self._has_checksums() else None
 
-        def refuse(rows: list[int]) -> None:
-            self._forget_verified()  # the next start verifies all rows
-            raise InputError(
-                f"{self.folder / name} is damaged in {_in_words(rows, keys)}; start again: kedro run extracts it again"
-            )
-
+        refuse = partial(_refuse, self.folder / name, keys)  # no method: the files are unmapped with the store
         return CheckedRows(self.folder / name, values, keys, expected, refuse)
 
     def _has_checksums(self) -> bool:
