@@ -102,7 +102,7 @@ class MixtureOfModes(PooledDetector):
     supervised: ClassVar[bool] = False
     random: ClassVar[bool] = True
     budget: ClassVar[str] = "closed form: K-means partition, shrinkage by the likelihood of held-out normals"
-    seconds: ClassVar[float] = 6
+    seconds: ClassVar[float] = 3
     estimator_type: ClassVar[type[Estimator]] = ModeMixture
 
     def estimate(self, normals: np.ndarray, known: np.ndarray, seed: int) -> ModeMixture:
@@ -125,7 +125,7 @@ class NearestNormals(PooledDetector):
     supervised: ClassVar[bool] = False
     random: ClassVar[bool] = False
     budget: ClassVar[str] = "nothing is fitted: all normals are kept"
-    seconds: ClassVar[float] = 1
+    seconds: ClassVar[float] = 0.1
     estimator_type: ClassVar[type[Estimator]] = Neighbours
 
     def estimate(self, normals: np.ndarray, known: np.ndarray, seed: int) -> Neighbours:
