@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from joblib import Parallel, delayed
 from PIL import Image
 
 from growth_report import draw, write_report
@@ -43,15 +44,21 @@ def write_images(folder: Path, copies: int, at_most: int) -> int:
     raw = elpv.SOURCE.locate(Path("data/01_raw"))
     listed = elpv.SOURCE.list_samples(raw)
     chosen = listed.sample(min(at_most or len(listed), len(listed)), random_state=SEED).sort_values("path")
-    for path, name in zip(chosen["path"], chosen["defect_class"].replace("", "good"), strict=True):
-        target = folder / name
+    targets = [folder / name for name in chosen["defect_class"].replace("", "good")]
+    for target in set(targets):
         target.mkdir(parents=True, exist_ok=True)
-        shutil.copy(raw / path, target / f"{Path(path).stem}.0.png")
-        with Image.open(raw / path) as image:
-            for number in range(1, copies):
-                rng = np.random.default_rng([SEED, number, *Path(path).stem.encode()])
-                changed(image.convert("L"), number, rng).save(target / f"{Path(path).stem}.{number}.png")
+    pairs = zip(chosen["path"], targets, strict=True)
+    Parallel(n_jobs=-1)(delayed(write_copies)(raw / path, target, copies) for path, target in pairs)
     return len(chosen) * copies
+
+
+def write_copies(file: Path, target: Path, copies: int) -> None:
+    """Write an image and its changed copies to a folder."""
+    shutil.copy(file, target / f"{file.stem}.0.png")
+    with Image.open(file) as image:
+        for number in range(1, copies):
+            rng = np.random.default_rng([SEED, number, *file.stem.encode()])
+            changed(image.convert("L"), number, rng).save(target / f"{file.stem}.{number}.png")
 
 
 def changed(image: Image.Image, number: int, rng: np.random.Generator) -> Image.Image:

@@ -247,3 +247,13 @@ def test_error_of_the_killing_thread_is_kept() -> None:
     killing = Killing("heads of")
     try_to_kill(Client(), killing)  # type: ignore[arg-type]
     assert killing.error == "OSError: no connection"
+
+
+def test_growth_writes_an_image_and_its_copies(tmp_path: Path) -> None:
+    file = tmp_path / "cell.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 200, (20, 20), np.uint8)).save(file)
+    target = tmp_path / "good"
+    target.mkdir()
+    growth.write_copies(file, target, 3)
+    assert sorted(each.name for each in target.iterdir()) == ["cell.0.png", "cell.1.png", "cell.2.png"]
+    assert (target / "cell.0.png").read_bytes() == file.read_bytes()
