@@ -86,11 +86,11 @@ def draw(measured: Records) -> Figure:
     figure = Figure(figsize=(16, 4.6), layout="constrained")
     images = [one["images"] for one in measured]
     for axis, (what, (scale, unit)) in zip(figure.subplots(1, len(UNITS)), UNITS.items(), strict=True):
-        for stage in ROWS:
+        for place, stage in enumerate(ROWS):
             values = [one["stages"][stage][what] / scale for one in measured]
-            bold = {"color": "black", "linewidth": 2.5} if stage == WHOLE else {}
+            color, width = ("black", 2.5) if stage == WHOLE else (f"C{place}", 1.5)
             if min(values) > 0:
-                axis.plot(images, values, marker="o", label=stage, **bold)
+                axis.plot(images, values, marker="o", label=stage, color=color, linewidth=width)
         whole = measured[0]["stages"][WHOLE][what] / scale
         axis.plot(images, [whole * n / images[0] for n in images], "--", color="grey", label="linear growth")
         axis.set(xscale="log", yscale="log", xlabel="images", ylabel=f"{what} [{unit}]")

@@ -29,7 +29,7 @@ from engines import (
 )
 from feature_networks import full_batches
 from general_elpv import KNOWN, SEED, open_cell, read_parameters, take, training_data
-from growth_report import ROWS, UNITS, above_linear, exponent, write_report
+from growth_report import ROWS, UNITS, above_linear, draw, exponent, write_report
 from killed_study import Killing, try_to_kill
 from machine import as_table, cpu_fields, hardware, published, write_page
 from mpfm_kedro.provenance import code_revision
@@ -189,6 +189,16 @@ def test_page_of_growth_tells_the_machine_of_the_record() -> None:
     text = write_report([size(100, 1.0)], "command")
     assert "2026-01-01, revision abc,\n3 cores, 7 GB of memory, no GPU." in text
     assert "7 GB of memory, a GPU." in write_report([size(100, 1.0) | {"gpu": True}], "command")
+
+
+def test_a_stage_has_one_colour_in_all_plots_of_growth() -> None:
+    record = size(100, 1.0)
+    record["stages"]["ingestion"]["seconds"] = record["stages"]["features"]["memory"] = 1.0
+    seconds, _, memory, _ = (
+        {line.get_label(): line.get_color() for line in axis.lines} for axis in draw([record, record]).axes
+    )
+    assert "ingestion" in seconds and "ingestion" not in memory  # what takes nothing has no line
+    assert seconds["features"] == memory["features"]
 
 
 def test_size_is_measured_again_by_another_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
