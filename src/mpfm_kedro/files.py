@@ -152,16 +152,26 @@ def is_intact(file: Path) -> bool:
 
     A file that did not change since it was found intact is not read again.
     """
+    return _state(file) is not False
+
+
+def carries_checksum(file: Path) -> bool:
+    """Whether a file has a checksum, and has the one that it carries."""
+    return _state(file) is True
+
+
+def _state(file: Path) -> bool | None:
+    """Whether a file has the checksum that it carries; None where it carries none."""
     found = file.stat()
-    return _is_intact(file, found.st_ino, found.st_size, found.st_mtime_ns)
+    return _read_state(file, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 @lru_cache(maxsize=10_000)
-def _is_intact(file: Path, number: int, size: int, modified: int) -> bool:
+def _read_state(file: Path, number: int, size: int, modified: int) -> bool | None:
     content = file.read_bytes()
     place = content.find(MARK)
     if place < 0:
-        return True
+        return None
     start, end = place + len(MARK), place + len(BLANK)
     digest = hashlib.sha256(memoryview(content)[:place])
     digest.update(BLANK.encode())

@@ -11,6 +11,7 @@ import torch
 from mpfm_kedro.detectors.base import Artefact
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.cache import ArtefactFile, Cache, CheckpointFile, cache_key, load_folder, save_folder
+from mpfm_kedro.files import MARK
 
 
 def artefact(value: float) -> Artefact:
@@ -97,6 +98,16 @@ def test_link_copies_where_the_file_system_has_no_links(tmp_path, monkeypatch):
     monkeypatch.setattr("os.link", refuse)
     saved(tmp_path / "entry", 3.0).link_to(tmp_path / "copy")
     assert value(ArtefactFile(tmp_path / "copy")) == 3.0
+
+
+def test_a_cached_file_whose_checksum_is_not_found_is_computed_again(tmp_path, caplog):
+    """A bit that flips in the mark of the checksum must not make a file one of those that have none."""
+    file = saved(tmp_path / "piece.safetensors", 1.0)
+    assert file.is_cached()
+    content = file.path.read_bytes()
+    file.path.write_bytes(content.replace(MARK, MARK.swapcase()))
+    assert not ArtefactFile(file.path).is_cached()
+    assert str(file.path) in caplog.text
 
 
 def test_cache_entry_follows_the_key_and_the_kind(tmp_path):

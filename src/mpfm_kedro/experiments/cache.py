@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.files import AGAIN, BLANK, is_intact, replacing, seal
+from mpfm_kedro.files import AGAIN, BLANK, carries_checksum, is_intact, replacing, seal
 from mpfm_kedro.provenance import key_digest
 
 if TYPE_CHECKING:
@@ -54,10 +54,13 @@ class ArtefactFile:
         return ""
 
     def is_cached(self) -> bool:
-        """Whether the file is there and whole; a damaged one is named, and counts as missing."""
+        """Whether the file is there and whole; a damaged one is named, and counts as missing.
+
+        So does one without a checksum: everything in the cache was written with one.
+        """
         if not self.exists():
             return False
-        if problem := self.problem():
+        if problem := self.problem() or ("" if carries_checksum(self.path) else "has no checksum"):
             logger.warning("The cached %s %s and is computed again", self.path, problem)
         return not problem
 
