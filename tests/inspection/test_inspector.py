@@ -1,7 +1,9 @@
 """A model at work: the same scores as in the pipeline, whatever form an image has."""
 
+import gc
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pandas as pd
@@ -136,6 +138,17 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     for name in ("cut.png", "missing.png"):
         with pytest.raises(InputError, match=name):
             read_image(tmp_path / name, "")
+
+
+def test_the_network_of_an_inspector_that_is_gone_is_freed_by_the_next(model_folder):
+    """An app that learns loads a model again and again."""
+    gc.disable()
+    try:
+        network = weakref.ref(Inspector.load(model_folder, "cpu")._backbones[0].network)
+        Inspector.load(model_folder, "cpu")
+        assert network() is None
+    finally:
+        gc.enable()
 
 
 def test_no_kedro_is_needed(model_folder, files):

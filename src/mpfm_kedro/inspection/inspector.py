@@ -9,6 +9,7 @@ No Kedro is needed here.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -113,7 +114,11 @@ class Inspector:
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "auto", max_megapixels: float = MAX_MEGAPIXELS) -> Inspector:
-        """The inspector of a model folder, whose files are checked first."""
+        """The inspector of a model folder, whose files are checked first.
+
+        Networks of torch.fx refer to themselves: those of inspectors that are gone are freed here, not dozens later.
+        """
+        gc.collect()
         model = load_model(Path(folder))
         try:
             return cls(model, device, max_megapixels)
