@@ -1,6 +1,6 @@
 """How time, memory and disk of every stage grow with the number of images: ``make benchmark-growth``.
 
-    python benchmarks/growth.py                          # ELPV once, 4 times and 16 times, about an hour on two cores
+    python benchmarks/growth.py                          # ELPV once, 4 times and 16 times, 40 minutes on two cores
     python benchmarks/growth.py --sizes 1,2 --images 300 # a trial
     python benchmarks/growth.py --sizes 1 --images 300 --image-size 448
 

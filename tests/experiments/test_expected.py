@@ -25,7 +25,7 @@ def mpfm(unseen_normals: int) -> Specification:
     ("unseen", "normals", "anomalies", "measured"),  # processor seconds of one core
     [
         (200, 1131, 40, {"closed_form": 10.6, "heads": 9.2, "calibrated": 0.12}),  # ELPV
-        (200, 75, 40, {"closed_form": 3.2, "heads": 6.2}),  # HeadCT: six fits of few normals
+        (200, 75, 40, {"closed_form": 3.3, "heads": 6.5}),  # HeadCT: six fits of few normals
         (1000, 1131, 2860, {"closed_form": 31.4, "heads": 13.3, "calibrated": 14.8}),  # ELPV, all anomalies, six fits
     ],
 )
@@ -38,8 +38,8 @@ def test_forecasts_are_right_within_a_factor(unseen, normals, anomalies, measure
 
 
 def test_forecasts_of_other_methods_are_right_within_a_factor():
-    """ELPV, two fits at once on two cores: what is fitted first scales the forecast of the rest."""
-    measured = {"AHL": 28, "DevNet": 8, "DPDL": 15, "DRA": 22, "FLOS": 8, "MLEP": 6, "SAOE": 9}
+    """ELPV, two fits at once on two cores, beside other work: what is fitted first scales the forecast of the rest."""
+    measured = {"AHL": 27.6, "DevNet": 10.4, "DPDL": 15.4, "DRA": 22.1, "FLOS": 10.4, "MLEP": 6.3, "SAOE": 10.2}
     measured |= {"Mahalanobis": 1.5, "mixture of modes": 2.6, "kNN-5": 0.1, "patch-kNN": 2.1}
     for detector in baselines():
         if detector.name in measured:
