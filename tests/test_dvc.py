@@ -15,7 +15,9 @@ import pytest
 import yaml
 
 from mpfm_kedro.backbones.weights import obtain_weights
+from mpfm_kedro.detectors.mpfm.specification import specify_mpfm
 from mpfm_kedro.experiments.measures import as_metrics
+from mpfm_kedro.parameters import PrototypeParameters, RepairParameters, TrainingParameters
 
 PROJECT = Path(__file__).parents[1]
 WEIGHTS = Path("data/01_raw/weights")
@@ -199,6 +201,17 @@ def test_pull_restores_a_clone_without_computing(repository: Path, tmp_path: Pat
     call(second, "dvc", "plots", "show", "--out", "plots")
     page = (second / "plots/index.html").read_text()
     assert all(f"synthetic_{setting}_roc_curves.png" in page for setting in SETTINGS)
+
+
+def test_the_stage_of_prototypes_depends_on_every_parameter_that_its_models_read():
+    types = {"prototypes": PrototypeParameters, "repairs": RepairParameters, "training": TrainingParameters}
+    values = yaml.safe_load((PROJECT / "conf/base/parameters_model.yml").read_text())
+    groups = {name: group(**values[name]) for name, group in types.items()}
+    closed_form = specify_mpfm("MPFM", **groups, trained=False)
+    read = {name for piece in closed_form.pieces for name in piece.parameters} - {"backbone", "n_backbones"}
+    owners = {name: group for group in types for name in values[group]}
+    _, listed = yaml.safe_load((PROJECT / "dvc.yaml").read_text())["stages"]["prototypes"]["params"]
+    assert set(*listed.values()) == {f"{owners[name]}.{name}" for name in read}
 
 
 def test_a_dataset_with_one_class_is_reproduced_in_the_general_setting(clone: Path, tmp_path: Path):

@@ -132,7 +132,7 @@ def test_tidy_table_survives_its_file(table):
 
 def test_page_is_complete_in_itself(table):
     page = write_comparison_page(table, "", 100)
-    assert "Nothing was chosen" not in page
+    assert "No default was chosen" not in page
     assert page.startswith("<!doctype html>")
     assert page.count("<img") == page.count("data:image/png;base64,") == 1
     assert "<b>" in page
@@ -155,5 +155,5 @@ def test_figure_has_one_panel_per_column_and_one_row_per_method(table):
 def test_only_seeds_0_to_4_are_said_to_be_untouched(table, first_seed, n_seeds, reported):
     shown = table.assign(n_seeds=table["n_seeds"].where(table["kind"] == "published", n_seeds))
     written = write_comparison(shown, "", first_seed)
-    assert ("Nothing was chosen on these seeds" in written) == reported
+    assert ("No default was chosen by the figures of these seeds" in written) == reported
     assert (f"Seeds {first_seed} to {first_seed + n_seeds - 1} include development seeds" in written) != reported

@@ -1,0 +1,101 @@
+"""The documentation: links lead somewhere, and the README's results are those of the pages in docs/results."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[1]
+PAGES = subprocess.run(
+    ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+    cwd=PROJECT,
+    capture_output=True,
+    text=True,
+    check=True,
+).stdout.splitlines()
+DATASETS = {"ELPV": "elpv", "HeadCT": "headct", "BrainMRI": "brainmri", "screw": "screw"}
+OURS = {"MPFM": "MPFM", "MPFM, no defect known": "MPFM, no anomaly known"}  # in the README: on a results page
+STACK = "stack of simple scores"
+
+
+def anchors(page: Path) -> set[str]:
+    """What links to the headings of a page look like on GitHub."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_to_a_file_and_a_heading(name: str):
+    page = PROJECT / name
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if re.match(r"\w+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def tables(page: str) -> Iterator[list[dict[str, str]]]:
+    """The tables of a page, a row as column → text without marks of places, notes and differences."""
+    for block in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE):
+        lines = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in block.splitlines()]
+        heads, _, *rows = lines
+        plain = [[re.sub(r"[*†▲▼]|</?u>", "", cell) for cell in row] for row in rows]
+        yield [dict(zip(heads, row, strict=True)) for row in plain]
+
+
+def table_with(page: str, column: str) -> list[dict[str, str]]:
+    """The first table of a page that has this column."""
+    return next(table for table in tables(page) if column in table[0])
+
+
+def results(name: str, column: str) -> dict[str, dict[str, str]]:
+    """Of a results page: kind of methods → method → AUC in a column, without methods that were not measured."""
+    found: dict[str, dict[str, str]] = {}
+    for row in table_with((PROJECT / f"docs/results/{name}.md").read_text(), column):
+        if not any(value for key, value in row.items() if key != "method"):
+            kind = re.split(r"[ ,]", row["method"])[0]
+            found[kind] = {}
+        elif row[column]:
+            found[kind][row["method"]] = row[column]
+    return found
+
+
+def mean(auc: str) -> str:
+    return auc.split(" ")[0]
+
+
+README = (PROJECT / "README.md").read_text()
+AUCS = table_with(README, STACK)
+RANKS = [table for table in tables(README) if STACK in table[0]][1]
+
+
+@pytest.mark.parametrize("row", AUCS, ids=lambda row: row[""])
+def test_results_of_the_readme_are_those_of_the_pages(row: dict[str, str]):
+    dataset = DATASETS[re.split(r"[ ,]", row[""])[0]]
+    setting = "hard mean" if "hard" in row[""] else "general"
+    [m] = re.findall(r"M = (\d+)", row[""])
+    found = results(f"{dataset}_comparison", f"{setting}, M={m}")
+    assert row["MPFM"] == found["ours"]["MPFM"]
+    assert row["MPFM, no defect known"] == mean(found["ours"]["MPFM, no anomaly known"])
+    references = found["references"]
+    assert row[STACK] == mean(references.pop(STACK))
+    assert row["best other reference"] == max(map(mean, references.values()))
+    best = max(map(mean, found["baselines"].values()))
+    names = [name for name, auc in found["baselines"].items() if mean(auc) == best]
+    value, named = re.fullmatch(r"(\S+) \((.+)\)", row["best of seven rebuilt baselines"]).groups()
+    assert value == best and set(named.split(", ")) == set(names)
+
+
+@pytest.mark.parametrize("row", RANKS, ids=lambda row: row[""])
+def test_mean_ranks_of_the_readme_are_those_of_the_study(row: dict[str, str]):
+    study = (PROJECT / "docs/results/study.md").read_text()
+    ranks = {of["method"]: of for of in table_with(study, "all cells")}
+    for method, rank in row.items():
+        if method:
+            assert rank == ranks[OURS.get(method, method)][row[""].replace(" = ", "=")]
