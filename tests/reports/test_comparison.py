@@ -121,6 +121,20 @@ def test_categories_have_a_table_each_after_that_of_their_mean():
     assert rows["MPFM (published)"][1].text == "0.982 ± 0.003"
 
 
+def test_pixel_measures_of_methods_with_heat_maps_have_tables_of_their_own(table):
+    ours = table["method"].isin(["MPFM", "MPFM, no anomaly known"])
+    general = ours & (table["setting"] == "general")
+    marked = table.assign(aupro_mean=np.where(general, 0.9, np.nan), aupro_std=np.where(general, 0.01, np.nan))
+    *_, shown = comparison_tables(marked)
+    assert (shown.title, shown.header) == ("AUPRO, elpv", ["method", "general, M=10", "general, M=1"])
+    [section] = shown.sections
+    assert [[entry.text for entry in row] for row in section.rows] == [
+        [method, "0.900 ± 0.010", "0.900 ± 0.010"] for method in ("MPFM", "MPFM, no anomaly known")
+    ]
+    assert "AUPRO" in write_comparison(marked, "Made by hand", 0)
+    assert "AUPRO" not in write_comparison(table, "Made by hand", 0)
+
+
 def test_tidy_table_survives_its_file(table):
     loaded = pd.read_csv(io.StringIO(table.to_csv(index=False)), keep_default_na=False, na_values={"low": ""})
     assert len(loaded) == len(table)

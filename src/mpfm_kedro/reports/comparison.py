@@ -11,6 +11,7 @@ from mpfm_kedro.experiments.columns import CELL, CELL_METHOD
 from mpfm_kedro.reports.layout import (
     COVERS,
     MARKS,
+    PIXEL_TITLES,
     Entry,
     Section,
     Table,
@@ -18,6 +19,7 @@ from mpfm_kedro.reports.layout import (
     columns_in_order,
     plus_minus,
     rows_by_method,
+    value_tables,
     with_interval,
 )
 from mpfm_kedro.reports.markup import as_markdown, as_page
@@ -77,9 +79,16 @@ def write_comparison_page(table: pd.DataFrame, origin: str, first_seed: int) -> 
 
 
 def comparison_tables(table: pd.DataFrame) -> list[Table]:
-    """Two tables (AUC, differences) per dataset or category; the mean over categories comes first."""
+    """Two tables (AUC, differences) per dataset or category; the mean over categories comes first.
+
+    Where there are masks, tables of the pixel measures follow, of the methods that have heat maps.
+    """
     pairs = ((_table(title, part), _differences(title, part)) for title, part in by_category(table))
-    return [each for pair in pairs for each in pair if each.sections]
+    tables = [each for pair in pairs for each in pair if each.sections]
+    for title, name in PIXEL_TITLES.items():
+        if f"{name}_mean" in table:
+            tables += value_tables(table.dropna(subset=[f"{name}_mean"]), name, title)
+    return tables
 
 
 def _remarks(table: pd.DataFrame, origin: str, first_seed: int) -> list[str]:

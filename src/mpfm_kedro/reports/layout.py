@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 import pandas as pd
 
+PIXEL_TITLES = {"pixel AUC": "pixel_auroc", "AUPRO": "aupro", "pixel F1": "pixel_f1"}
 MARKS = {"better": "▲", "worse": "▼"}
 COVERS = (
     "± is the standard deviation over seeds: other known anomalies, another initialisation, other folds of normals; "

@@ -9,7 +9,7 @@ import pandas as pd
 from mpfm_kedro.experiments.columns import TRAINED, UNTRAINED
 from mpfm_kedro.experiments.measures import with_numbers
 from mpfm_kedro.reports.figures import Panel, loss_panels, roc_panels, sampled_panels, score_panels, usage_panels
-from mpfm_kedro.reports.layout import COVERS, plus_minus
+from mpfm_kedro.reports.layout import COVERS, PIXEL_TITLES, plus_minus
 from mpfm_kedro.reports.markup import data_table, folded, gallery, glossary, page, paragraphs
 from mpfm_kedro.reports.mistakes import show_mistakes
 
@@ -46,7 +46,6 @@ SAMPLED = "Features of real normals of the first run, and what its model takes f
 
 FEW = 25  # tested images of a kind, below which the uncertainty of an AUC is said
 
-PIXEL_TITLES = {"pixel AUC": "pixel_auroc", "AUPRO": "aupro", "pixel F1": "pixel_f1"}
 PIXEL_TERMS = {
     "pixel AUC": "The AUC of pixels instead of images: of a random defective and a random normal pixel, how often the "
     "defective one is hotter in the heat map. Large defects decide it.",
