@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from mpfm_kedro.experiments.columns import CELL, CELL_METHOD
+from mpfm_kedro.experiments.measures import with_numbers
 from mpfm_kedro.reports.layout import (
     COVERS,
     MARKS,
@@ -57,7 +58,7 @@ def comparison_table(
     method, in as many rows as there are runs of it.
     """
     methods = trials[["method", "kind", "budget", "note"]].drop_duplicates("method")
-    own = summary.merge(differences, on=CELL_METHOD, how="left").merge(methods, on="method")
+    own = with_numbers(summary).merge(differences, on=CELL_METHOD, how="left").merge(methods, on="method")
     own["place"] = own.groupby(CELL)["auc_mean"].transform(_place)
     claimed = published.assign(kind="published")
     table = pd.concat([own, claimed], ignore_index=True) if len(claimed) else own
