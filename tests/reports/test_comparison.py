@@ -169,7 +169,7 @@ def test_figure_has_one_panel_per_column_and_one_row_per_method(table):
 @pytest.mark.parametrize(
     ("first_seed", "n_seeds", "reported"), [(0, 5, True), (3, 2, True), (0, 6, False), (100, 5, False)]
 )
-def test_only_seeds_0_to_4_are_said_to_be_untouched(table, first_seed, n_seeds, reported):
+def test_only_seeds_0_to_4_are_said_to_be_free_of_choices(table, first_seed, n_seeds, reported):
     shown = table.assign(n_seeds=table["n_seeds"].where(table["kind"] == "published", n_seeds))
     written = write_comparison(shown, "", first_seed)
     assert ("No default was chosen by the figures of these seeds" in written) == reported
