@@ -76,6 +76,8 @@ class PretendedCuda(TorchFunctionMode):
             return _to(*args, **kwargs)
         if func in (Tensor.cpu, Tensor.cuda):
             return _to(args[0], name)
+        if name == "__deepcopy__":
+            return put(func(*args, **kwargs), place(args[0]))
         where = kwargs.get("device")
         if where is None:
             with self._operations.of_a_call(any(place(tensor) == "cuda" for tensor in _tensors((args, kwargs)))):

@@ -15,28 +15,16 @@ from torchvision.models import get_model
 from mpfm_kedro.backbones.building import build_backbone
 from mpfm_kedro.backbones.extraction import to_pixels
 from mpfm_kedro.backbones.rows import FeatureRows
-from mpfm_kedro.detectors.base import Context, TrainingData
-from mpfm_kedro.detectors.mpfm import calibration, closed_form, learned
+from mpfm_kedro.detectors.base import TrainingData
 from mpfm_kedro.detectors.mpfm.detector import keep_final
-from mpfm_kedro.detectors.pieces import piece_name
 from mpfm_kedro.inspection.model import FORMAT, Calibration, Gallery, Model
 from mpfm_kedro.inspection.thresholds import promise
 from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
+from small_mpfm import fit, specify
 
 STATISTICS = ["mean", "max", "std"]
-CLOSED_FORM = {"max_modes": 2, "min_mode_size": 8, "n_prototypes": 30, "top_share": 0.05, "unseen_normals": 1000}
-HEADS = {
-    "head_top_shares": [0.1, 0.05],
-    "head_steps": 20,
-    "head_members": 2,
-    "normals_per_batch": 16,
-    "anomalies_per_batch": 8,
-}
-INSPECTION = InspectionParameters(
-    false_alarm_rate=0.01, confidence=0.95, unseen_normals=1000, overlays="flagged", workers=0
-)
+INSPECTION = InspectionParameters(false_alarm_rate=0.01, confidence=0.95, overlays="flagged", workers=0)
 INGESTION = IngestionParameters(allow_partial=False, max_unreadable_share=0.01, max_megapixels=100.0)
-FUSED = {"fusion": "repaired", "scores": ["g", "a", "r", "n"]}
 
 
 def made_image(rng: np.random.Generator, size: tuple[int, int] = (48, 48), defect: bool = False) -> Image.Image:
@@ -65,13 +53,8 @@ def made_model(*backbones: tuple[str, int]) -> Model:
     rows = replace(found[0], beside=tuple(found[1:]))
     normals, anomalies = rows.take(np.arange(48)), rows.take(np.arange(48, 56)).with_source(np.arange(8))
     data = TrainingData(normals, normals.take(np.arange(0)), anomalies)
-    pieces: dict[str, Any] = {}
-    for number in range(len(specs)):
-        own = {"backbone": number}
-        pieces[piece_name("closed_form", number)] = closed_form.fit(data, pieces, CLOSED_FORM | own, 0, Context())
-        heads = HEADS | own | {"normality_target": "repaired"}
-        pieces[piece_name("heads", number)] = learned.fit(data, pieces, heads, 0, Context())
-    pieces["calibrated"] = calibration.fit(data, pieces, FUSED | {"n_backbones": len(specs)}, 0, Context())
+    sizes = {"n_patch_prototypes": 30, "max_modes": 2, "min_mode_size": 8, "top_share": 0.05, "epochs": 5}
+    pieces = fit(specify(n_backbones=len(specs), **sizes), data)
     normal_scores = np.linspace(-3, 3, 40)
     card = {
         **{"format": FORMAT, "dataset": "made", "category": "", "pixel_range": "", "files": {}, "backbones": specs},

@@ -254,7 +254,7 @@ def test_error_of_the_killing_thread_is_kept() -> None:
         def run(self, function: object) -> dict:
             raise OSError("no connection")
 
-    killing = Killing("heads of")
+    killing = Killing("training of")
     try_to_kill(Client(), killing)  # type: ignore[arg-type]
     assert killing.error == "OSError: no connection"
 

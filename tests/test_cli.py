@@ -105,8 +105,8 @@ def use(root: Path, version: str, **options: bool) -> str:
 
 
 def test_older_models_score_again_as_they_did(tmp_path: Path):
-    first = run(tmp_path, training={"head_steps": 7})  # not the default, which a record could show by mistake
-    second = run(tmp_path, training={"head_steps": 9})
+    first = run(tmp_path, training={"hidden": 7})  # not the default, which a record could show by mistake
+    second = run(tmp_path, training={"hidden": 9})
     assert not first.equals(second)
     shown = use(tmp_path, versions(tmp_path)[0])
     namespaces = re.search(r"--namespaces=(\S+)", shown).group(1).split(",")
@@ -117,10 +117,10 @@ def test_older_models_score_again_as_they_did(tmp_path: Path):
     records = [json.loads(file.read_text()) for file in files]
     assert json.loads((tmp_path / "08_reporting/synthetic/hard/record.json").read_text()) == records[2]
     assert records[0]["models"] == records[2]["models"] != records[1]["models"]
-    steps = [record["parameters"]["MPFM"]["heads"]["head_steps"] for record in records]
-    assert steps == [7, 9, 7]
+    widths = [record["parameters"]["MPFM"]["training"]["hidden"] for record in records]
+    assert widths == [7, 9, 7]
     assert all(record["revision"] and record["data"] and record["weights"] for record in records)
-    assert len(call("versions", "list", "--output-root", str(tmp_path)).splitlines()) == 1 + 3 * 2  # two methods
+    assert len(call("versions", "list", "--output-root", str(tmp_path)).splitlines()) == 1 + 3 * 3  # three methods
 
 
 def test_a_version_is_used_whole_and_by_the_beginning_of_its_name(tmp_path: Path):
@@ -138,7 +138,7 @@ def test_a_version_is_used_whole_and_by_the_beginning_of_its_name(tmp_path: Path
 def test_a_damaged_version_is_refused(tmp_path: Path):
     run(tmp_path)
     (version,) = versions(tmp_path)
-    file = next((tmp_path / "versions/synthetic/hard/models" / version / "models").glob("heads-*"))
+    file = next((tmp_path / "versions/synthetic/hard/models" / version / "models").glob("training-*"))
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     assert file.name in use(tmp_path, version, fails=True)
 

@@ -125,14 +125,14 @@ def test_comments_docstrings_and_log_lines_recompute_nothing(repository: Path):
     package = repository / "src/mpfm_kedro"
     for name in (
         "images/views.py",
-        "detectors/mpfm/trainer.py",
+        "detectors/mpfm/training.py",
         "experiments/protocol.py",
         "sources/aitex.py",
         "cli.py",
     ):
         comment(package / name)
-    replace(package / "detectors/mpfm/trainer.py", '"""The training loop', '"""The loop')
-    replace(package / "detectors/mpfm/prototypes.py", "are too many", "are more than there are")
+    replace(package / "detectors/mpfm/training.py", '"""Joint training', '"""Training')
+    replace(package / "detectors/mpfm/groups.py", "are too many", "are more than fit")
     assert repro(repository) == {"code"}
 
 
@@ -143,13 +143,13 @@ def test_changed_plot_redraws_only(repository: Path):
 
 def test_changed_views_make_new_features_and_new_models(repository: Path):
     package, cache = repository / "src/mpfm_kedro", repository / "data/cache/dvc"
-    before = {file.name for file in cache.glob("heads-*")}
+    before = {file.name for file in cache.glob("training-*")}
     replace(package / "images/views.py", "JITTER = 0.1", "JITTER = 0.3")
     stages = {"features", "prototypes@hard", "training@hard", "scoring@hard"}
     assert repro(repository, "scoring@hard") >= stages | {"code"}
     index = json.loads((repository / "data/06_models/synthetic/hard/models/index.json").read_text())
-    heads = {file for name, file in index.items() if name.endswith("|heads")}
-    assert heads and not heads & before, "old models would score new features"
+    trained = {file for name, file in index.items() if name.endswith("|training")}
+    assert trained and not trained & before, "old models would score new features"
 
 
 def test_changed_head_retrains_without_extraction(repository: Path):
@@ -207,11 +207,13 @@ def test_the_stage_of_prototypes_depends_on_every_parameter_that_its_models_read
     types = {"prototypes": PrototypeParameters, "repairs": RepairParameters, "training": TrainingParameters}
     values = yaml.safe_load((PROJECT / "conf/base/parameters_model.yml").read_text())
     groups = {name: group(**values[name]) for name, group in types.items()}
-    closed_form = specify_mpfm("MPFM", **groups, trained=False)
-    read = {name for piece in closed_form.pieces for name in piece.parameters} - {"backbone", "n_backbones"}
+    untrained = specify_mpfm("MPFM", **groups, trained=False)
+    read = {name for piece in untrained.pieces for name in piece.parameters} - {"backbone", "n_backbones", "step_0"}
     owners = {name: group for group in types for name in values[group]}
     _, listed = yaml.safe_load((PROJECT / "dvc.yaml").read_text())["stages"]["prototypes"]["params"]
-    assert set(*listed.values()) == {f"{owners[name]}.{name}" for name in read}
+    named = [name for own in listed.values() for name in own]
+    whole = {f"{group}.{name}" for group in types if group in named for name in values[group]}
+    assert whole | (set(named) - set(types)) == {f"{owners[name]}.{name}" for name in read}
 
 
 def test_a_dataset_with_one_class_is_reproduced_in_the_general_setting(clone: Path, tmp_path: Path):

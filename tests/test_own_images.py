@@ -16,6 +16,7 @@ from PIL import Image
 
 from mpfm_kedro.cli import cli
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.inspection.inspector import Inspector
 
 PROJECT = Path(__file__).parents[1]
 
@@ -41,11 +42,11 @@ def make(folder: Path, normals: int = 16, defects: int = 6, depth: str = "eight"
     return folder
 
 
-def run(tmp_path: Path, folder: Path, **parameters: Any) -> Path:
+def run(tmp_path: Path, folder: Path, pipeline: str = "general_setting", **parameters: Any) -> Path:
     bootstrap_project(PROJECT)
     own = {"dataset": "folder", "data_root": str(folder), "output_root": str(tmp_path / "out"), "n_seeds": 1}
     with KedroSession.create(PROJECT, env="test", runtime_params=own | parameters) as session:
-        session.run(pipeline_names=["general_setting"])
+        session.run(pipeline_names=[pipeline])
     return tmp_path / "out"
 
 
@@ -90,7 +91,7 @@ def test_good_images_alone_give_the_closed_form(tmp_path):
     assert len(pd.read_csv(reporting / "modes.csv")) > 0
     page = (reporting / "report.html").read_text()
     assert "AUC and AP are undefined" in page and "normals with the highest scores" in page
-    assert page.count("data:image/jpeg") == 4, "normals are shown"
+    assert page.count("<figcaption><a href=") == 4, "normals are shown"
     assert "ROC" not in page and "score_a</figcaption>" not in page
     assert scores(out, "good_only")["score"].notna().all()
     assert json.loads((out / "06_models/good_only/general/initial_models/index.json").read_text())
@@ -144,3 +145,20 @@ def test_undefined_precision_and_names_of_digits_survive_their_files(tmp_path):
     assert catalog.load("hard.summary").to_dict("records") == [
         {"dataset": "2024", "known_class": "1", "category": "02"}
     ]
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("defects", [0, 1, 2, 4])
+def test_a_production_model_is_made_of_few_known_defects_or_none(tmp_path, defects):
+    folder = make(tmp_path / "parts", normals=24, defects=defects)
+    out = run(tmp_path, folder, "fit")
+    inspector = Inspector.load(out / "06_models/parts/production/model", "cpu")
+    assert inspector.card["data"]["anomalies"] == defects and len(inspector.normal_scores) == 24
+    for number in range(6):
+        draw(tmp_path / "new/good", 100 + number, False)
+        draw(tmp_path / "new/dent", 100 + number, True)
+    good, dented = (
+        [own.score for own in inspector.predict_many(sorted((tmp_path / "new" / kind).iterdir()))]
+        for kind in ("good", "dent")
+    )
+    assert np.isfinite([*good, *dented]).all() and np.median(dented) > max(good)

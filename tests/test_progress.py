@@ -55,22 +55,6 @@ def test_nothing_done_yet_is_no_division_by_zero(clock):
     assert Progress("Runs", 5, "runs").line() == "Runs: 0 of 5 runs, 0 runs/s, remaining time unknown"
 
 
-def test_a_known_duration_takes_precedence_over_the_rate(clock):
-    bar = Progress("Runs", 10, "runs")
-    clock.now += 5
-    bar.expect(25)
-    bar.advance()
-    assert bar.line().endswith("about 20 s remaining")
-
-
-def test_a_duration_that_is_used_up_is_no_forecast_of_zero_seconds(clock):
-    bar = Progress("Runs", 2, "runs")
-    clock.now += 30
-    bar.expect(25)
-    bar.advance()
-    assert bar.line() == "Runs: 1 of 2 runs, 0.0333 runs/s, nearly done"
-
-
 def test_counts_never_go_back(clock):
     bar = Progress("Training", 100, "epochs", done=10)
     for done in (12, 11, 30):

@@ -21,6 +21,7 @@ from kedro.framework.startup import bootstrap_project
 from mpfm_kedro.backbones.store import FeatureStore
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.columns import UNTRAINED
+from mpfm_kedro.parameters import RepairParameters
 
 PROJECT = Path(__file__).parents[1]
 SUMMARY = ["dataset", "category", "method", "known_class", "n_anomalies"]
@@ -57,10 +58,10 @@ def test_hard_setting_keeps_the_contracts(hard: Path):
     assert summary.columns.tolist() == SUMMARY + PIXELS
     assert summary[PIXELS].notna().all().all()  # the synthetic images have masks
     assert set(summary["known_class"]) == {"spot", "scratch", "mean"}
-    assert set(summary["method"]) == {"MPFM", "MPFM, no anomaly known"}
+    assert set(summary["method"]) == {"MPFM", "MPFM, step 0", "MPFM, no anomaly known"}
     assert summary["auc_mean"].between(0, 1).all()
     runs = pd.read_csv(hard / "08_reporting/synthetic/hard/runs.csv")
-    assert len(runs) == 2 * 2 * 2  # classes x seeds x methods
+    assert len(runs) == 2 * 2 * 3  # classes x seeds x methods
     assert {"run", "method", "seed", "auc", "ap", "seconds"} <= set(runs.columns)
     scores = pd.read_parquet(hard / "07_model_output/synthetic/hard/scores.parquet")
     parts = ["score_g", "score_a", "score_r", "score_n"]
@@ -76,9 +77,8 @@ def test_the_report_shows_misses_and_false_alarms(hard: Path):
     mistakes = pd.read_parquet(hard / "07_model_output/synthetic/hard/mistakes.parquet")
     scores = pd.read_parquet(hard / "07_model_output/synthetic/hard/scores.parquet")
     page = (reporting / "report.html").read_text()
-    assert (
-        page.count("data:image/jpeg") == len(mistakes) == 2 * (4 + 4)
-    )  # of each known class: normals, the other class
+    assert page.count("<figcaption><a href=") == len(mistakes) == 2 * (4 + 4)  # of each class: normals, the other class
+    assert page.count("data:image/jpeg") == len(mistakes) + 4  # and typical normals of each group
     for run, own in mistakes.groupby("run"):
         tested = scores[(scores["run"] == run) & (scores["method"] == "MPFM")]
         normals, anomalies = (tested["score"][tested["label"] == label] for label in (0, 1))
@@ -131,16 +131,30 @@ def test_repetition_gives_the_same_scores(hard: Path, tmp_path: Path):
 def test_general_setting_with_one_anomaly(tmp_path: Path):
     out = run("general_setting", tmp_path, n_anomalies=1, n_seeds=1)
     summary = pd.read_csv(out / "08_reporting/synthetic/general/summary.csv", keep_default_na=False)
-    assert summary["known_class"].tolist() == ["", ""]
-    assert summary["n_anomalies"].tolist() == [1, 1]
+    assert summary["known_class"].tolist() == [""] * 3
+    assert summary["n_anomalies"].tolist() == [1] * 3
 
 
-def test_printed_form_of_every_repair_runs(tmp_path: Path):
-    names = ["mutual_information", "normality_target", "coupling", "transport_start", "fusion"]
-    repairs = dict.fromkeys(names, "printed")
-    out = run("hard_setting", tmp_path, n_seeds=1, repairs=repairs, training={"transport_steps": 4})
-    summary = pd.read_csv(out / "08_reporting/synthetic/hard/summary.csv")
-    assert summary["auc_mean"].notna().all()
+@pytest.mark.parametrize("pipeline", ["hard_setting", "fit"])
+def test_the_configuration_of_the_paper_runs(pipeline: str, tmp_path: Path):
+    tiny = ["dataset=synthetic", "image_size=64", "n_seeds=1", "n_anomalies=3", "compute.processes=1"]
+    tiny += ["features.workers=0", "prototypes.n_prototypes=4", "prototypes.n_patch_prototypes=20"]
+    tiny += ["training.epochs=2", "training.iterations_per_epoch=4", "training.hidden=8"]
+    found = subprocess.run(
+        typed(pipeline, tmp_path, *tiny, env="paper"), cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr[-2000:]
+    out = tmp_path / "out"
+    if pipeline == "fit":
+        card = json.loads((out / "06_models/synthetic/production/model/card.json").read_text())
+        assert card["data"]["anomalies"] == 24 and card["promise"]["n_normals"] == 48
+    else:
+        summary = pd.read_csv(out / "08_reporting/synthetic/hard/summary.csv")
+        assert set(summary["method"]) == {"MPFM as printed"} and summary["auc_mean"].between(0, 1).all()
+        record = json.loads((out / "08_reporting/synthetic/hard/record.json").read_text())
+        _, training, calibration = record["parameters"]["MPFM as printed"].values()
+        assert {training[name] for name in RepairParameters.model_fields if name != "fusion"} == {"printed"}
+        assert calibration["fusion"] == "printed"
 
 
 @pytest.mark.parametrize(
@@ -162,11 +176,10 @@ def test_bad_input_is_refused_with_a_clear_message(pipeline, parameters, message
         run(pipeline, tmp_path, **parameters)
 
 
-@pytest.mark.parametrize("group", ["features", "training"])
-def test_bf16_on_a_cpu_that_dies_of_it_is_refused_before_any_image_is_read(group, tmp_path, monkeypatch):
+def test_bf16_on_a_cpu_that_dies_of_it_is_refused_before_any_image_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("mpfm_kedro.hooks.IN_BF16", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
-    with pytest.raises(InputError, match=rf"{group}.precision' = 'bf16'.*code -4 .*use fp32"):
-        run("features", tmp_path, **{group: {"precision": "bf16"}})
+    with pytest.raises(InputError, match=r"features.precision' = 'bf16'.*code -4 .*use fp32"):
+        run("features", tmp_path, features={"precision": "bf16"})
     assert not list(tmp_path.rglob("*.parquet"))
 
 

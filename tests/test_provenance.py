@@ -12,7 +12,7 @@ import pytest
 from mpfm_kedro import provenance
 from mpfm_kedro.pipelines.stage_code import STAGES, write_stage_code
 
-TRAINING = "mpfm_kedro.detectors.mpfm.flow_training"
+TRAINING = "mpfm_kedro.detectors.mpfm.training"
 CLOSED_FORM = "mpfm_kedro.detectors.mpfm.closed_form"
 DRA = "mpfm_kedro.detectors.baselines.dra"
 EXTRACTION = "mpfm_kedro.backbones.extraction"
@@ -66,7 +66,7 @@ def test_another_number_changes_the_digest(package: Path):
 
 def test_a_change_of_the_training_touches_neither_closed_form_nor_baselines(package: Path):
     before = [provenance.code_digest(module) for module in (TRAINING, CLOSED_FORM, DRA)]
-    replace(package / "detectors/mpfm/trainer.py", "[:256]", "[:128]")
+    replace(package / "detectors/mpfm/training.py", "MONITORED = 256", "MONITORED = 128")
     after = [provenance.code_digest(module) for module in (TRAINING, CLOSED_FORM, DRA)]
     assert [one != other for one, other in zip(before, after, strict=True)] == [True, False, False]
 
@@ -74,9 +74,9 @@ def test_a_change_of_the_training_touches_neither_closed_form_nor_baselines(pack
 def test_fields_of_a_result_type_count(package: Path):
     before = provenance.code_digest(TRAINING)
     replace(
-        package / "detectors/mpfm/modes.py",
-        "    log_prob: Tensor\n    velocity: Tensor",
-        "    velocity: Tensor\n    log_prob: Tensor",
+        package / "detectors/mpfm/velocity.py",
+        "    log_weight: Tensor\n    mean: Tensor",
+        "    mean: Tensor\n    log_weight: Tensor",
     )
     assert provenance.code_digest(TRAINING) != before
 
@@ -95,7 +95,7 @@ def test_libraries_that_decide_numbers_are_named():
     ("file", "old", "new", "stages"),
     [
         ("images/views.py", "JITTER = 0.1", "JITTER = 0.2", {"features"}),
-        ("detectors/mpfm/trainer.py", "[:256]", "[:128]", {"training"}),
+        ("detectors/mpfm/training.py", "MONITORED = 256", "MONITORED = 128", {"training"}),
         ("reports/figures.py", "false alarms among", "alarms among", {"reporting"}),
         ("cli.py", "no version", "none", set()),
     ],
@@ -111,7 +111,7 @@ def test_stage_code_names_the_stages_that_a_change_decides(package, tmp_path, mo
     replace(package / file, old, new)
     after = digests("after")
     assert {stage for stage in STAGES if before[stage] != after[stage]} >= stages
-    untouched = {"raw", "weights", "ingestion"} | ({"features", "prototypes"} if file != "images/views.py" else set())
+    untouched = {"raw", "weights", "ingestion"} | ({"features"} if file != "images/views.py" else set())
     assert not {stage for stage in STAGES if before[stage] != after[stage]} & untouched
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from mpfm_kedro.detectors.registry import baselines
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.experiments import specifications
 from mpfm_kedro.experiments.specifications import SIMPLE
+from mpfm_kedro.parameters import RepairParameters
 from test_project import run as run_pipeline
 
-OURS = ["MPFM", "MPFM, no anomaly known"]
+OURS = ["MPFM", "MPFM, step 0", "MPFM, no anomaly known"]
 BASELINES = ["DevNet", "FLOS", "SAOE", "MLEP", "DRA", "AHL", "DPDL"]
 
 
@@ -108,34 +108,28 @@ def test_an_unknown_method_is_refused_with_the_names_of_all(root: Path):
         run("comparison", root, comparison={"methods": ["Mahalonobis"]})
 
 
-def test_ablation_has_every_part_and_every_repair(comparison: Path, root: Path, short_flow: None):
+def test_ablation_has_every_part_and_every_repair(comparison: Path, root: Path):
     found = run("ablation", root)
     summary = pd.read_csv(found / "summary.csv", keep_default_na=False)
     methods = set(summary["method"])
-    assert {"MPFM", "one mode", "one prototype", "without M_g", "without M_a and M_n", "without M_g and M_r"} <= methods
-    assert {f"{repair} printed" for repair in ("fusion", "normality_target", "trained flow, coupling")} <= methods
-    assert {"trained flow", "trained flow, MIMR off"} <= methods
-    own = summary[summary["setting"] == "hard"].set_index(["method", "known_class"])["auc_mean"]
+    assert {*OURS, "without MPFL", "without MIMR", "without M_g", "without M_a and M_n", "MPFM as printed"} <= methods
+    assert {f"{repair} printed" for repair in RepairParameters.model_fields} <= methods
+    own = summary[summary["setting"] == "general"].set_index("method")["auc_mean"]
     whole = pd.read_csv(comparison / "summary.csv", keep_default_na=False)
-    whole = whole[(whole["setting"] == "hard") & (whole["n_anomalies"] == 3)].set_index(["method", "known_class"])
-    assert own["MPFM", "mean"] == whole["auc_mean"]["MPFM", "mean"]  # the same trial
+    whole = whole[(whole["setting"] == "general") & (whole["n_anomalies"] == 3)].set_index("method")
+    assert own["MPFM"] == whole["auc_mean"]["MPFM"]  # the same trial
     scores = pd.read_parquet(root / "out/07_model_output/synthetic/ablation/scores.parquet")
     by_method = dict(tuple(scores.groupby("method")["score"]))
     unlike = {name for name in methods if (by_method[name].to_numpy() != by_method["MPFM"].to_numpy()).any()}
-    assert unlike >= methods - {"MPFM", "one mode"}  # the synthetic normals have one mode
+    assert unlike == methods - {"MPFM"}
     modes = pd.read_parquet(root / "out/07_model_output/synthetic/ablation/false_alarms.parquet")
-    assert {"MPFM", "one mode"} <= set(modes["method"])
+    assert {"MPFM", "without MPFL"} <= set(modes["method"])
 
 
-@pytest.fixture
-def short_flow(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(specifications, "FLOW_EPOCHS", 1)
-
-
-def test_sensitivity_varies_prototypes_and_information(comparison: Path, root: Path, short_flow: None):
+def test_sensitivity_varies_prototypes_and_information(comparison: Path, root: Path):
     found = run("sensitivity", root)
     table = pd.read_csv(found / "table.csv")
-    assert set(table["method"]) == {"K=10", "K=20", "λ=0.1", "λ=1"}
+    assert set(table["method"]) == {"K=2", "K=4", "λ=0.1", "λ=1"}
     assert (found / "plot.png").stat().st_size > 10_000
 
 

@@ -40,7 +40,7 @@ def pieces(root: Path) -> dict[str, str]:
 
 def kill_one(workers: dict[str, int], folder: Path, killed: list[int]) -> None:
     """Kill a worker in the middle of the fits."""
-    while not list(folder.glob("closed_form-*.safetensors")):
+    while not list(folder.glob("prototypes-*.safetensors")):
         time.sleep(0.05)
     process = next(iter(workers.values()))
     os.kill(process, signal.SIGKILL)

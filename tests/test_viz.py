@@ -22,7 +22,7 @@ from mpfm_kedro.pipeline_registry import register_pipelines
 
 PROJECT = Path(__file__).parents[1]
 COPY = TemporaryDirectory(prefix="mpfm_kedro-")  # removed at the end
-STUDIES = ("comparison", "ablation", "sensitivity", "study", "forecast")
+STUDIES = ("comparison", "ablation", "sensitivity", "study")
 STYLES = PROJECT / ".viz/styles.json"
 CHROMIUM = shutil.which("chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -53,7 +53,7 @@ SHOWN_AS = {
 }
 NOT_SHOWN = {"backbone_weights", "model_cache", "hard.specifications", "hard.report_folder"}  # nothing to see
 NOT_SHOWN |= {"hard.report_version", "hard.runs_version"}  # as hard.report and hard.runs
-NOT_SHOWN |= {"hard.mistakes"}  # images, which the report shows
+NOT_SHOWN |= {"hard.groups", "hard.mistakes"}  # images, which the report shows
 
 
 VENV = Path(sys.executable).parents[1]
@@ -181,8 +181,8 @@ def test_status_and_duration_of_every_node_are_known_after_a_run(site: Path):
 
 def test_nodes_come_with_parameters_and_docstrings(site: Path):
     shown = json.loads((site / "api/nodes" / node_id(site, "list_specifications")).read_text())
-    assert shown["parameters"]["training"]["head_steps"] == 20
-    assert '"""A setting\'s two rows' in shown["code"]
+    assert shown["parameters"]["training"]["iterations_per_epoch"] == 10
+    assert '"""A setting\'s rows' in shown["code"]
     for node in pipeline(site)["nodes"]:
         if node["type"] == "task":
             assert '"""' in json.loads((site / "api/nodes" / node["id"]).read_text())["code"], node["name"]

@@ -90,9 +90,8 @@ class CheckFiles:
         assert self._context is not None
         parameters = self._context.config_loader["parameters"]
         device = torch_device(parameters["device"])
-        for group in ("features", "training"):
-            if device.type == "cpu" and parameters[group]["precision"] == "bf16":
-                try_bf16(f"{group}.precision")
+        if device.type == "cpu" and parameters["features"]["precision"] == "bf16":
+            try_bf16("features.precision")
         from mpfm_kedro.backbones.networks import check_name  # with torch, which is slow to import
 
         names = parameters["backbone"]

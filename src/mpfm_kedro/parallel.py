@@ -10,7 +10,6 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,7 +21,7 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 from mpfm_kedro.dask_engine import on_dask, show_log
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.parameters import ComputeParameters
-from mpfm_kedro.progress import in_words, progress
+from mpfm_kedro.progress import progress
 
 if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
     import torch
@@ -33,7 +32,6 @@ Result = TypeVar("Result")
 
 MAX_THREADS = 8  # more of them make one task hardly faster
 MOST_IN_A_ROW = 3  # failed tasks, after which the fault is not that of a task
-WORTH_A_LINE = 10  # seconds: what is forecast to be done sooner is not announced
 IDLE_SECONDS = 60  # after which a worker without work ends
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
@@ -58,7 +56,6 @@ def map_tasks(
     device: str = "cpu",
     total: int | None = None,
     memory: int = 0,
-    seconds: Sequence[float] = (),
     epochs: Callable[[Task], tuple[int, int]] | None = None,
 ) -> list[Result]:
     """``function`` of each task, in the order of the tasks, with one progress bar.
@@ -76,7 +73,6 @@ def map_tasks(
         device: auto, cpu or cuda.
         total: how many tasks were planned, finished ones included: they decide the threads of each.
         memory: bytes that one task needs; 0 is unknown.
-        seconds: about how long each task takes, for the forecast before the first is done.
         epochs: how many epochs a task has done and will do; they are counted instead of tasks where there are some.
     """
     on_cluster = parameters.dask_scheduler is not None
@@ -85,27 +81,17 @@ def map_tasks(
         return []
     total = max(total or 0, len(tasks))
     threads = threads_per_task(parameters, total)
-    timed = partial(_timed, function)
     if on_cluster:
-        at_once = 0  # unknown: workers come and go
-        completed = on_dask(timed, tasks, label, parameters)
+        completed = on_dask(function, tasks, label, parameters)
     else:
         at_once = concurrent_tasks(parameters, device, len(tasks), memory)
-        forecast = sum(seconds) / at_once
-        plan = f"{label}: {len(tasks)} of {total} tasks remain" + (f", about {in_words(forecast)}" if seconds else "")
-        level = logging.DEBUG if seconds and forecast < WORTH_A_LINE else logging.INFO
-        _log_plan(level, plan, at_once, threads, memory, memory_limit(parameters))
+        plan = f"{label}: {len(tasks)} of {total} tasks remain, {at_once} at once"
+        _log_plan(plan, threads, memory, memory_limit(parameters))
         if on_cuda and at_once == 1:  # a second process would need a CUDA context of its own
-            completed = ((index, _outcome(timed, task)) for index, task in enumerate(tasks))
+            completed = ((index, _outcome(function, task)) for index, task in enumerate(tasks))
         else:
-            completed = _in_workers(timed, tasks, at_once, threads)
-    return _collect(completed, tasks, label, total, at_once, list(seconds) or [1.0] * len(tasks), epochs)
-
-
-def _timed(function: Callable[[Task], Result], task: Task) -> tuple[Result, float]:
-    """The result of a task, and its seconds."""
-    began = time.monotonic()
-    return function(task), time.monotonic() - began
+            completed = _in_workers(function, tasks, at_once, threads)
+    return _collect(completed, tasks, label, total, epochs)
 
 
 def _outcome(function: Callable[[Task], Result], task: Task) -> Result | Exception:
@@ -121,11 +107,9 @@ def _collect(
     tasks: Sequence[Task],
     label: str,
     total: int,
-    at_once: int,
-    forecast: list[float],
     epochs: Callable[[Task], tuple[int, int]] | None,
 ) -> list[Result]:
-    """The results in the order of the tasks; the remaining time is forecast from the tasks that are done."""
+    """The results in the order of the tasks."""
     results: list[Any] = [None] * len(tasks)
     counts = [epochs(task) for task in tasks] if epochs else []
     planned = sum(of for _, of in counts)
@@ -136,17 +120,13 @@ def _collect(
             progress(label, planned, "epochs", done=sum(done for done, _ in counts)) as bar,
             _repeatedly(lambda: bar.reach(_epochs_done(epochs, running, counts))),
         ):
-            for index, (result, _) in done:
+            for index, result in done:
                 results[index] = result
                 del running[index]
         return results
-    spent = foreseen = 0.0
     with progress(label, total, "tasks", done=total - len(tasks)) as bar:
-        for index, (result, seconds) in done:
+        for index, result in done:
             results[index] = result
-            spent, foreseen = spent + seconds, foreseen + forecast[index]
-            if at_once:
-                bar.expect(spent / foreseen * sum(forecast) / at_once)
             bar.advance()
     return results
 
@@ -256,10 +236,10 @@ def _text(file: Path) -> str:
         return ""
 
 
-def _log_plan(level: int, plan: str, at_once: int, threads: int, memory: int, limit: int) -> None:
+def _log_plan(plan: str, threads: int, memory: int, limit: int) -> None:
     each = f"{memory / 1e9:.1f} GB" if memory else "unknown"
     resources = f"threads each: {threads}, memory each: {each}, limit for all: {limit / 1e9:.1f} GB"
-    logger.log(level, f"{plan}, {at_once} at once ({resources})")
+    logger.info(f"{plan} ({resources})")
     if memory > limit:
         logger.warning(
             f"One task needs {memory / 1e9:.1f} GB, more than the limit of {limit / 1e9:.1f} GB "

@@ -9,9 +9,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from mpfm_kedro.errors import InputError
 
@@ -93,45 +93,61 @@ class FeatureParameters(Group):
 
 
 class PrototypeParameters(Group):
-    """Modes of the normals and the Gaussian-mixture prototypes."""
+    """The mixture of the normals and the prototypes of their patches."""
 
     n_prototypes: Count
-    n_image_prototypes: Count
+    n_patch_prototypes: Count
     max_modes: Count
     min_mode_size: Count
-    unseen_normals: Count
+    folds: Annotated[int, Field(ge=2)]
 
 
 class RepairParameters(Group):
-    """The five named repairs of the printed method; see docs/method.md."""
+    """The named repairs of the printed method; see docs/method.md."""
 
     mutual_information: Repair
     normality_target: Repair
+    velocity_target: Repair
+    push: Repair
+    likelihood: Repair
     coupling: Repair
     transport_start: Repair
+    residual: Repair
     fusion: Repair
+
+    @model_validator(mode="after")
+    def _coupling_needs_a_start(self) -> Self:
+        if self.transport_start == "printed" and self.coupling == "repaired":
+            raise ValueError("transport_start: printed has no groups to couple within; set coupling: printed, too")
+        return self
+
+    @property
+    def is_as_printed(self) -> bool:
+        """Whether every form is the printed one."""
+        return set(self.model_dump().values()) == {"printed"}
 
 
 class TrainingParameters(Group):
     """The objective and its optimisation."""
 
-    epochs: Annotated[int, Field(ge=0)]
+    epochs: Count
     iterations_per_epoch: Count
     normals_per_batch: Count
     anomalies_per_batch: Count
-    pseudo_share: Share
     learning_rate: Positive
+    head_epochs: Count
+    head_learning_rate: Positive
+    head_decays: Annotated[int, Field(ge=0)]
+    normality_learning_rate: Positive
     weight_decay: Annotated[float, Field(ge=0)]
     clip_norm: Positive
     mim_weight: Annotated[float, Field(ge=0)]
     mim_sharpness: Positive
     push_margin: Annotated[float, Field(ge=0)]
-    head_steps: Count
     head_members: Count
     head_top_shares: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)]
     transport_steps: Count
     hidden: Count
-    precision: Literal["fp32", "bf16"]
     top_share: Annotated[float, Field(gt=0, le=1)]
     scores: Annotated[list[Score], Field(min_length=1)]
 
@@ -164,6 +180,12 @@ class ComparisonParameters(Group):
         )
 
 
+class AblationParameters(Group):
+    """What ablation and sensitivity cover."""
+
+    settings: Annotated[list[Setting], Field(min_length=1), BeforeValidator(_in_list)]
+
+
 class SensitivityParameters(Group):
     """The values that the sensitivity study tries."""
 
@@ -176,7 +198,6 @@ class InspectionParameters(Group):
 
     false_alarm_rate: Annotated[float, Field(gt=0, lt=1)]
     confidence: Annotated[float, Field(ge=0.5, lt=1)]
-    unseen_normals: Count
     overlays: Literal["flagged", "all", "none"]
     workers: Annotated[int, Field(ge=0)]
 
@@ -212,6 +233,7 @@ class Parameters(Group):
     repairs: RepairParameters
     training: TrainingParameters
     comparison: ComparisonParameters
+    ablation: AblationParameters
     sensitivity: SensitivityParameters
     inspection: InspectionParameters
     images: str | None

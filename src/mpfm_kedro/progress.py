@@ -23,7 +23,6 @@ class Progress:
         self.label, self.total, self.unit, self.done = label, total, unit, done
         self._first = done
         self._start = self._reported = time.monotonic()
-        self._duration: float | None = None
         self._bar = None
         if sys.stderr.isatty():
             self._bar = tqdm(total=total, initial=done, desc=label, unit=f" {unit}", dynamic_ncols=True, bar_format=BAR)
@@ -43,25 +42,15 @@ class Progress:
             self._reported = time.monotonic()
             logger.info("%s", self.line())
 
-    def expect(self, seconds: float) -> None:
-        """Expect the whole loop to take so long, where that is known better than by the rate so far."""
-        self._duration = seconds
-
     def line(self) -> str:
         """What is done, the rate since this start, and the remaining time."""
         rate = (self.done - self._first) / max(time.monotonic() - self._start, 1e-9)
         return f"{self.label}: {self.done} of {self.total} {self.unit}, {rate:.3g} {self.unit}/s, {self._remaining()}"
 
     def _remaining(self) -> str:
-        elapsed = time.monotonic() - self._start
-        if self._duration is not None and self._duration <= elapsed:
-            return "nearly done"
-        if self._duration is not None:
-            seconds = self._duration - elapsed
-        elif self.done == self._first:
+        if self.done == self._first:
             return "remaining time unknown"
-        else:
-            seconds = (self.total - self.done) * elapsed / (self.done - self._first)
+        seconds = (self.total - self.done) * (time.monotonic() - self._start) / (self.done - self._first)
         return f"about {in_words(seconds)} remaining"
 
     def close(self) -> None:

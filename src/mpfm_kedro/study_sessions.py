@@ -7,7 +7,6 @@ What was computed before, alone or by another study, is found by its key; an int
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,19 +17,18 @@ from omegaconf import OmegaConf
 
 from mpfm_kedro.configuration import project_loader
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.experiments.forecasting import Need, describe_need
 from mpfm_kedro.experiments.specifications import compared_specifications
 from mpfm_kedro.experiments.study_file import DECIDED, read_study
-from mpfm_kedro.files import in_units, replacing
+from mpfm_kedro.files import replacing
 from mpfm_kedro.locks import Use, locked
 from mpfm_kedro.parameters import check_parameters
 from mpfm_kedro.pipelines.datasets.nodes import describe
-from mpfm_kedro.progress import in_words
 from mpfm_kedro.reports.study import DONE
 from mpfm_kedro.sources import get_source, synthetic
 
 logger = logging.getLogger(__name__)
 MISSING, PLANNED, FAILED = "missing", "planned", "failed"
+COLUMNS = ["name", "dataset", "category", "status", "images", "problem"]
 Run = Callable[[str, dict[str, Any]], object]
 
 
@@ -42,16 +40,17 @@ class Comparison:
     parameters: dict[str, Any]
     dataset: str
     category: str
-    need_file: Path
-    status: str = PLANNED
-    problem: str = ""
-    need: Need | None = None
+    status: str
+    images: int | None
+    problem: str
 
     def as_record(self) -> dict[str, Any]:
         """Its row in the plan."""
-        about = {"name": self.name, "dataset": self.dataset, "category": self.category}
-        about |= {"status": self.status, "problem": self.problem}
-        return about | ({"hours": round(self.need.seconds / 3600, 3)} | self.need.as_record() if self.need else {})
+        return {name: getattr(self, name) for name in COLUMNS}
+
+    def __str__(self) -> str:
+        counted = "" if self.images is None else f", {self.images:,} images"
+        return f"{self.name}: {self.status}{counted}" + (f". {self.problem}" if self.problem else "")
 
 
 def run_study(given: dict[str, Any], env: str | None, run: Run) -> None:
@@ -72,13 +71,11 @@ def run_study(given: dict[str, Any], env: str | None, run: Run) -> None:
     comparisons = plan_comparisons(given, env, parameters.study)
     plan = Path(loader["catalog"]["study_plan"]["filepath"])
     with locked(Path(parameters.output_root), Use(f"study {parameters.name}", ["sessions"])):
-        for one in comparisons:
-            _forecast(one, run)
         _write_plan(plan, comparisons)
-        logger.info("\n%s", describe_plan(parameters.name, comparisons, Path(parameters.output_root)))
+        logger.info("\n%s", "\n  ".join([f"Study {parameters.name}:", *map(str, comparisons)]))
         for one in comparisons:
             if one.status == PLANNED:
-                _attempt(one, "comparison", run, DONE)
+                _compare(one, run)
                 _write_plan(plan, comparisons)
         if any(one.status == DONE for one in comparisons):
             run("study", given)
@@ -103,65 +100,33 @@ def plan_comparisons(given: dict[str, Any], env: str | None, file: str | None) -
             raise InputError(f"{file}: datasets[{entry.dataset}]: {error}") from error
         if own.name in {one.name for one in found}:
             raise InputError(f"{file}: two datasets have the name '{own.name}': give one of them another 'name'")
-        need_file = Path(loader["catalog"]["forecast.need"]["filepath"])
-        status, problem = _look_for(entry.dataset, own.category, Path(own.data_root))
-        found.append(Comparison(own.name, merged, entry.dataset, own.category, need_file, status, problem))
+        there = _look_for(entry.dataset, own.category, Path(own.data_root))
+        found.append(Comparison(own.name, merged, entry.dataset, own.category, *there))
     return found
 
 
-def _look_for(dataset: str, category: str, data_root: Path) -> tuple[str, str]:
-    """Whether a dataset or category is there, and what is to be said of it."""
+def _look_for(dataset: str, category: str, data_root: Path) -> tuple[str, int | None, str]:
+    """Whether a dataset or category is there, how many images it has if they can be listed, and what to say of it."""
     source = get_source(dataset)
     there = describe(source, data_root)
     if there["status"] == MISSING and source is not synthetic.SOURCE:  # whose images are drawn when they are used
-        return MISSING, str(there["problem"])
-    if "normals" in there and category != "all":  # its images could be listed
-        categories = sorted(source.list_samples(source.locate(data_root))["category"].unique())
-        if category not in categories:
-            return MISSING, f"{there['folder']} has no category '{category}'; it has: {', '.join(categories)}"
-        return PLANNED, ""
-    return PLANNED, str(there["problem"])
+        return MISSING, None, str(there["problem"])
+    if "normals" not in there:  # its images could not be listed
+        return PLANNED, None, str(there["problem"])
+    if category == "all":
+        return PLANNED, there["normals"] + there["anomalies"], str(there["problem"])
+    listed = source.list_samples(source.locate(data_root))["category"]
+    if category not in (categories := sorted(listed.unique())):
+        return MISSING, None, f"{there['folder']} has no category '{category}'; it has: {', '.join(categories)}"
+    return PLANNED, int((listed == category).sum()), ""
 
 
-def describe_plan(name: str, comparisons: list[Comparison], output_root: Path) -> str:
-    """What a study will do, dataset by dataset and in all."""
-    lines = [f"Study {name}:"]
-    for one in comparisons:
-        unknown = f"{one.name}: {one.status}. {one.problem}"
-        lines.append(f"  {describe_need(one.name, one.need) if one.need else unknown}")
-    needs = [one.need for one in comparisons if one.need]
-    if needs:
-        disk, memory = sum(need.disk_bytes for need in needs), max(need.memory_bytes for need in needs)
-        output_root.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(output_root).free
-        lines.append(
-            f"  in all: {sum(need.trials for need in needs):,} trials, {sum(need.images for need in needs):,} images, "
-            f"about {in_words(sum(need.seconds for need in needs))}, {in_units(disk)} of disk "
-            f"({in_units(free)} are free), {memory / 1e9:.1f} GB of memory at once "
-            f"(limit {min(need.memory_limit for need in needs) / 1e9:.1f} GB)"
-        )
-        if disk > free:
-            lines.append(f"  The disk of {output_root} is too small for this: free some, or choose another output_root")
-        if not all(need.measured for need in needs):
-            lines.append("  Nothing was fitted on this machine before: its times are those of another one")
-    return "\n".join(lines)
-
-
-def _forecast(one: Comparison, run: Run) -> None:
-    """Ask what a comparison needs; a dataset whose images cannot be used has failed."""
-    if one.status != PLANNED:
-        return
-    _attempt(one, "forecast", run, PLANNED)
-    if one.status == PLANNED:
-        one.need = Need.read(one.need_file)
-
-
-def _attempt(one: Comparison, pipeline: str, run: Run, reached: str) -> None:
-    """Run a pipeline; an error is remembered, not raised: the other datasets do not depend on it."""
-    logger.info("Study: %s of %s", pipeline, one.name)
+def _compare(one: Comparison, run: Run) -> None:
+    """Run a comparison; an error is remembered, not raised: the other datasets do not depend on it."""
+    logger.info("Study: comparison of %s", one.name)
     try:
-        run(pipeline, one.parameters)
-        one.status = reached
+        run("comparison", one.parameters)
+        one.status = DONE
     except Exception as error:
         if not isinstance(error, InputError):  # not the user's mistake
             logger.exception("%s has failed", one.name)

@@ -301,7 +301,7 @@ def test_changed_code_of_pixels_or_features_is_another_store(file, old, new, edi
         ("images/loading.py", "THUMBNAIL = 160", "THUMBNAIL = 200"),
         ("errors.py", "class InputError", "LIMIT = 1\n\n\nclass InputError"),
         ("backbones/store.py", "needs", "takes"),
-        ("detectors/mpfm/transport.py", "def ", "def another_"),
+        ("detectors/mpfm/flow.py", "def ", "def another_"),
     ],
 )
 def test_what_changes_no_feature_is_the_same_store(file, old, new, edited):

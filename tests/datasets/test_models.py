@@ -28,17 +28,17 @@ def test_cache_is_handed_out_and_never_saved(tmp_path):
 
 
 def test_versions_share_unchanged_files_with_each_other_alone(tmp_path):
-    steady = piece(tmp_path / "cache/closed_form-1.safetensors", 7.0)
+    steady = piece(tmp_path / "cache/prototypes-1.safetensors", 7.0)
     for number, time in enumerate(TIMES):
         changing = piece(tmp_path / f"cache/trained-{number}.safetensors", float(number))
-        own = {"run|MPFM|closed_form": steady, "run|MPFM|trained": changing}
+        own = {"run|MPFM|prototypes": steady, "run|MPFM|trained": changing}
         ModelsDataset(str(tmp_path / "models"), Version(None, time)).save(own)
     latest = ModelsDataset(str(tmp_path / "models"), Version(None, None)).load()
     assert latest["run|MPFM|trained"].details["value"] == 2.0
     first = ModelsDataset(str(tmp_path / "models"), Version(TIMES[0], None)).load()
     assert first["run|MPFM|trained"].details["value"] == 0.0
-    assert first["run|MPFM|closed_form"].path.samefile(latest["run|MPFM|closed_form"].path)
-    assert not first["run|MPFM|closed_form"].path.samefile(steady.path)
+    assert first["run|MPFM|prototypes"].path.samefile(latest["run|MPFM|prototypes"].path)
+    assert not first["run|MPFM|prototypes"].path.samefile(steady.path)
 
 
 def test_preview_names_trial_and_piece(tmp_path):

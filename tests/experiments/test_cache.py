@@ -195,7 +195,7 @@ def test_a_checkpoint_that_cannot_be_read_is_ignored_with_a_warning(tmp_path, ca
 
 
 def test_a_changed_letter_in_the_index_is_noticed(tmp_path):
-    save_folder(tmp_path / "models", {"run|MPFM|heads": saved(tmp_path / "piece")})
+    save_folder(tmp_path / "models", {"run|MPFM|training": saved(tmp_path / "piece")})
     index = tmp_path / "models/index.json"
     index.write_text(index.read_text().replace("MPFM", "MPFN"))
     with pytest.raises(InputError, match=r"index\.json is missing or damaged"):

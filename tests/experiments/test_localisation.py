@@ -74,9 +74,9 @@ def world(tmp_path_factory, project_parameters):
     features = marked_features(samples, folder / "store")
     images = ImageLoader("synthetic", folder, 10**8, folder / "files.parquet")
     prototypes, repairs, training = mpfm(project_parameters)
-    prototypes = prototypes.model_copy(update={"n_prototypes": 10, "min_mode_size": 8})
+    prototypes = prototypes.model_copy(update={"n_patch_prototypes": 10, "min_mode_size": 8})
     specifications = [
-        setting_specifications(prototypes, repairs, training)[1],
+        setting_specifications(prototypes, repairs, training)[-1],
         named(project_parameters, "Mahalanobis"),
     ]
     runs = make_study_runs(samples, "all", [3], 1, 0)

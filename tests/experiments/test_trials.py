@@ -16,11 +16,8 @@ from mpfm_kedro.detectors.pieces import Piece, Specification
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.cache import Cache
 from mpfm_kedro.experiments.contents import learned_contents
-from mpfm_kedro.experiments.expected import EXPECTED
 from mpfm_kedro.experiments.protocol import make_study_runs
-from mpfm_kedro.experiments.rates import measured_rates
 from mpfm_kedro.experiments.specifications import (
-    FLOW_EPOCHS,
     SIMPLE,
     ablated_specifications,
     compared_specifications,
@@ -88,8 +85,8 @@ def test_trial_table_keeps_specifications(parameters):
 @pytest.mark.parametrize(
     ("name", "piece", "number"),
     [
-        ("MPFM", "closed_form", 2),  # one per seed: they have other folds of the normals
-        ("MPFM", "heads", 12),
+        ("MPFM", "prototypes", 2),  # one per seed: they have other folds of the normals
+        ("MPFM", "training", 12),
         ("DRA", "dra", 12),
         ("logistic regression", "logisticregression", 12),
         ("mixture of modes", "mixtureofmodes", 2),
@@ -104,46 +101,40 @@ def test_detectors_share_the_pieces_they_have_in_common(features, parameters):
     both = [named(parameters, name) for name in ("Mahalanobis", "logistic regression + Mahalanobis")]
     assert distinct(plan(trials_of(*both), features), "mahalanobis") == 1
     ours = plan(trials_of(*setting_specifications(*mpfm(parameters))), features)
-    assert distinct(ours, "closed_form") == 2
-    assert distinct(ours, "calibrated") == 12 + 2
+    assert distinct(ours, "prototypes") == 2
+    assert distinct(ours, "training") == 12
+    assert distinct(ours, "calibration") == 12 + 12 + 2  # trained, step 0, no anomaly known
 
 
-def test_the_ablation_fits_three_closed_forms_per_seed(features, parameters):
-    planned = plan(trials_of(*ablated_specifications(*mpfm(parameters))), features)
-    assert distinct(planned, "closed_form") == 3 * 2
+def test_the_ablation_shares_what_it_does_not_change(features, parameters):
     names = [one.name for one in ablated_specifications(*mpfm(parameters))]
-    last = {name: planned[f"general-M10-seed0|{name}|calibrated"] for name in names}
-    assert len(set(last.values())) == len(names)
-    heads, flows = (
-        {name: planned.get(f"general-M10-seed0|{name}|{piece}") for name in names} for piece in ("heads", "flow")
-    )
-    same = [name for name in names if heads[name] == heads["MPFM"]]
-    assert {"fusion printed", "without M_a", "without M_g and M_r", "trained flow"} < set(same)
-    assert not {"MPFM, no anomaly known", "one mode", "one prototype", "normality_target printed"} & set(same)
-    trained = [name for name in names if flows[name] is not None]
-    assert trained == [name for name in names if name.startswith("trained flow")]
-    assert len({flows[name] for name in trained}) == len(trained) == 5
+    planned = plan(trials_of(*ablated_specifications(*mpfm(parameters))), features)
+    assert distinct(planned, "prototypes") == 4 * 2  # as configured, one prototype, raw, raw in two folds
+    of_run = {
+        piece: {name: planned.get(f"general-M10-seed0|{name}|{piece}") for name in names}
+        for piece in ("training", "calibration")
+    }
+    assert len(set(of_run["calibration"].values())) == len(names)
+    same = {name for name in names if of_run["training"][name] == of_run["training"]["MPFM"]}
+    without = {name for name in names if name.startswith("without M_")}
+    assert same == {"MPFM", "MPFM, step 0", "fusion printed"} | without and len(without) == 6
+    printed = {name for name in names if name.endswith("printed") and name != "fusion printed"}
+    assert len({of_run["training"][name] for name in printed}) == len(printed) == 9
 
 
-def test_the_ablation_trains_the_flow_as_long_as_the_configuration_does(parameters):
-    for epochs, expected in ((0, FLOW_EPOCHS), (7, 7)):
-        training = parameters.training.model_copy(update={"epochs": epochs})
-        found = ablated_specifications(parameters.prototypes, parameters.repairs, training)
-        flow = next(one for one in found if one.name == "trained flow").pieces[-2]
-        assert (flow.name, flow.parameters["epochs"]) == ("flow", expected)
-
-
-def test_sensitivity_shares_closed_forms_and_heads(features, parameters):
-    planned = plan(trials_of(*sensitivity_specifications(*mpfm(parameters), parameters.sensitivity)), features)
-    assert distinct(planned, "closed_form") == 4 * 2  # K, of which λ uses the configured one
-    assert distinct(planned, "heads") == 4 * 12
-    assert distinct(planned, "flow") == 4 * 12  # λ
+def test_sensitivity_shares_prototypes(features, parameters):
+    tried = parameters.sensitivity
+    planned = plan(trials_of(*sensitivity_specifications(*mpfm(parameters), tried)), features)
+    numbers = {*tried.n_prototypes, parameters.prototypes.n_prototypes}
+    weights = {*tried.mim_weight} - {parameters.training.mim_weight}
+    assert distinct(planned, "prototypes") == len(numbers) * 2  # λ uses those of the configured K
+    assert distinct(planned, "training") == (len(numbers) + len(weights)) * 12
 
 
 def test_each_backbone_has_its_own_pieces(features, parameters):
     specification = setting_specifications(*mpfm(parameters), ["resnet18", "dinov2_vits14"])[0]
     names = [piece.name for piece in specification.pieces]
-    assert names == ["closed_form", "closed_form_2", "heads", "heads_2", "calibrated"]
+    assert names == ["prototypes", "prototypes_2", "training", "training_2", "calibration"]
     planned = plan(trials_of(specification)[:1], features)
     assert len(set(planned.values())) == 5
     assert setting_specifications(*mpfm(parameters), ["resnet18"]) == setting_specifications(*mpfm(parameters))
@@ -184,19 +175,18 @@ def test_features_and_libraries_are_part_of_every_key(features, parameters, monk
 
 
 def test_code_is_part_of_the_keys_of_the_pieces_it_decides(features, parameters, monkeypatch):
-    flow = {one.name: one for one in ablated_specifications(*mpfm(parameters))}["trained flow"]
-    trials = trials_of(flow, named(parameters, "DRA"))[:2]
+    trials = trials_of(named(parameters, "MPFM"), named(parameters, "DRA"))[:2]
     before = plan(trials, features)
     original = provenance.code_digest
 
     def edited(*modules: str) -> str:
         closure = provenance.code_closure(*modules)
-        return original(*modules) + ("edited" if "mpfm_kedro.detectors.mpfm.trainer" in closure else "")
+        return original(*modules) + ("edited" if "mpfm_kedro.detectors.mpfm.training" in closure else "")
 
     monkeypatch.setattr("mpfm_kedro.experiments.trials.code_digest", edited)
     after = plan(trials, features)
-    changed = {name.split("|")[2] for name in before if before[name] != after[name]}
-    assert changed == {"flow", "calibrated"}
+    changed = {name.split("|")[1] for name in before if before[name] != after[name]}
+    assert changed == {"MPFM"}
 
 
 def count_known(data, earlier, parameters, seed, context) -> Artefact:
@@ -236,42 +226,38 @@ def test_a_known_class_that_is_not_there_is_an_error():
 
 
 def test_budgets_name_the_steps_of_training(parameters):
-    training = parameters.training.model_copy(update={"epochs": 7, "iterations_per_epoch": 300, "head_steps": 1200})
+    training = parameters.training.model_copy(update={"epochs": 7, "iterations_per_epoch": 300})
     comparison = parameters.comparison.model_copy(update={"steps": 1500})
     changed = parameters.model_copy(update={"training": training})
     budget = {one.name: one.budget for one in compared_specifications(*mpfm(changed), comparison)}
-    assert budget["MPFM"] == "2,100 steps of the flow and 1,200 steps of 48"
+    assert budget["MPFM"] == budget["MPFM, step 0"] == "2,100 steps of 48"
     assert budget["DRA"] == "1,500 steps of 48"
     assert "1,500" not in budget["Mahalanobis"]
     assert budget["MPFM, no anomaly known"] == "closed form"
 
 
 def test_the_simple_stack_has_one_gaussian_of_images_and_one_of_patches(parameters):
-    training = parameters.training.model_copy(update={"epochs": 5})
-    found = compared_specifications(parameters.prototypes, parameters.repairs, training, parameters.comparison)
-    ours, simple = (next(one for one in found if one.name == name) for name in ("MPFM", SIMPLE))
+    ours, simple = (named(parameters, name) for name in ("MPFM", SIMPLE))
     assert (ours.kind, simple.kind) == ("ours", "reference")
-    assert [piece.name for piece in simple.pieces] == ["closed_form", "heads", "calibrated"]
-    closed_form, heads, calibrated = (piece.parameters for piece in simple.pieces)
-    assert closed_form == ours.pieces[0].parameters | {"max_modes": 1, "n_prototypes": 1}
-    assert (heads, calibrated) == (ours.pieces[1].parameters, ours.pieces[-1].parameters)
+    one = {"max_modes": 1, "n_prototypes": 1, "n_patch_prototypes": 1}
+    expected = [piece.parameters for piece in named(parameters, "MPFM, step 0").pieces]
+    assert [piece.parameters for piece in simple.pieces] == [expected[0] | one, *expected[1:]]
+
+
+def test_what_is_printed_has_one_row_under_its_own_name(parameters):
+    printed = ablated_specifications(*mpfm(parameters))[-1]
+    assert printed.name == "MPFM as printed"
+    _, training, calibration = (piece.parameters for piece in printed.pieces)
+    forms = {training[name] for name in parameters.repairs.model_dump() if name != "fusion"}
+    assert forms == {calibration["fusion"]} == {"printed"}
+    repairs = parameters.repairs.model_validate(dict.fromkeys(parameters.repairs.model_dump(), "printed"))
+    found = setting_specifications(parameters.prototypes, repairs, parameters.training)
+    assert [one.name for one in found] == ["MPFM as printed"]
 
 
 def test_repeated_values_of_the_sensitivity_are_tried_once(parameters):
     repeated = parameters.sensitivity.model_copy(update={"n_prototypes": [8, 8], "mim_weight": [0.1, 0.1]})
     assert [one.name for one in sensitivity_specifications(*mpfm(parameters), repeated)] == ["K=8", "λ=0.1"]
-
-
-def test_forecast_follows_how_long_earlier_pieces_took_here(parameters, features, tmp_path):
-    trials = trials_of(*setting_specifications(*mpfm(parameters)))[:1]
-    initial = plan_pieces(trials, features, Cache(tmp_path), None, "cpu")
-    for task in initial.values():
-        task.entry.save(Artefact({}, task.details | {EXPECTED: 20.0, "seconds": 60.0}))
-    entries = {name: task.entry for name, task in initial.items()}
-    supervised = plan_pieces(trials, features, Cache(tmp_path), entries, "cpu")
-    heads = next(task for task in supervised.values() if task.piece.name == "heads")
-    assert measured_rates(Cache(tmp_path)).slowness(heads.piece) == pytest.approx(3)
-    assert measured_rates(CACHE).slowness(heads.piece) == 1, "nothing was fitted there"
 
 
 def test_epochs_of_a_running_task_are_those_of_its_checkpoint(parameters, features, tmp_path):
@@ -280,8 +266,8 @@ def test_epochs_of_a_running_task_are_those_of_its_checkpoint(parameters, featur
     trials = trials_of(*specifications)[:1]
     initial = {name: t.entry for name, t in plan_pieces(trials, features, Cache(tmp_path), None, "cpu").items()}
     tasks = {task.piece.name: task for task in plan_pieces(trials, features, Cache(tmp_path), initial, "cpu").values()}
-    assert _task_epochs(tasks["heads"]) == (0, 0)
-    assert _task_epochs(tasks["flow"]) == (0, 40)
+    assert _task_epochs(tasks["calibration"]) == (0, 0)
+    assert _task_epochs(tasks["training"]) == (0, 40)
     for epoch in (3, 4):
-        tasks["flow"].checkpoint.save(Artefact({}, {"epoch": epoch}))
-        assert _task_epochs(tasks["flow"]) == (epoch, 40)
+        tasks["training"].checkpoint.save(Artefact({}, {"epoch": epoch}))
+        assert _task_epochs(tasks["training"]) == (epoch, 40)

@@ -296,19 +296,19 @@ KINDS = {
     ),
     "state of verified features": Kind("04_feature/store/*/verified.json", ("features",)),
     "weights": Kind("weights/resnet18.safetensors", ("features",), without="04_feature/store/*/*", before=_own_weights),
-    "cached closed form": Kind("cache/models/closed_form-*", ("prototypes",)),
-    "cached heads": Kind("cache/models/heads-*", ("training",)),
-    "cached calibration": Kind("cache/models/calibrated-*", ("prototypes", "training")),
+    "cached prototypes": Kind("cache/models/prototypes-*", ("prototypes",)),
+    "cached training": Kind("cache/models/training-*", ("training",)),
+    "cached calibration": Kind("cache/models/calibration-*", ("prototypes", "training")),
     "cached scores": Kind("cache/models/scores-*", ("scoring",)),
     "cached pixel measures": Kind("cache/models/pixels-*", ("scoring",)),
     "present model that knows no anomaly": Kind(
-        "06_models/synthetic/hard/initial_models/closed_form-*",
+        "06_models/synthetic/hard/initial_models/prototypes-*",
         ("training",),
         FITS,
-        without="cache/models/heads-*",
+        without="cache/models/training-*",
         before=_in_workers,
     ),
-    "present model": Kind("06_models/synthetic/hard/models/calibrated-*", ("scoring",), FITS),
+    "present model": Kind("06_models/synthetic/hard/models/calibration-*", ("scoring",), FITS),
     "index of models": Kind("06_models/synthetic/hard/models/index.json", ("scoring",), FITS),
     "what is known of image files": Kind("02_intermediate/synthetic/files.parquet", ("ingestion",)),
     "thumbnail": Kind("02_intermediate/synthetic/thumbnails/*.png", ("audit",)),
@@ -323,7 +323,7 @@ KINDS = {
 def flip(file: Path) -> None:
     """Change one bit: of a feature store, in a row that training reads."""
     content = bytearray(file.read_bytes())
-    content[len(content) // 4] ^= 0x10
+    content[len(content) // 3] ^= 0x10
     file.write_bytes(content)
 
 

@@ -73,7 +73,7 @@ def test_a_disturbed_stage_loses_nothing(fault, stage, base):
         ("weights", "flipped bit", "named and rebuilt"),
         ("cached calibration", "flipped bit", "named and rebuilt"),
         ("cached scores", "cut", "named and rebuilt"),
-        ("cached closed form", "empty", "named and rebuilt"),
+        ("cached prototypes", "empty", "named and rebuilt"),
         ("present model", "flipped bit", "named in one line"),
         ("what is known of image files", "cut", "named and rebuilt"),
         ("score table", "flipped bit", "named in one line"),
@@ -86,7 +86,7 @@ def test_a_damaged_file_is_named_and_rebuilt(kind, how, outcome, base):
 def test_a_damaged_version_is_not_used(base):
     project = base.project("end", "version")
     (version,) = (project.out / "versions/synthetic/hard/models").iterdir()
-    piece = next(iter(version.glob("models/calibrated-*")))
+    piece = next(iter(version.glob("models/calibration-*")))
     content = bytearray(piece.read_bytes())
     content[-1] ^= 1
     piece.write_bytes(content)

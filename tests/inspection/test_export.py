@@ -8,11 +8,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.images.position_maps import smooth_maps
 from mpfm_kedro.inspection import export
-from mpfm_kedro.inspection.export import NETWORK, export_model, measure_parity, open_network, run_network
+from mpfm_kedro.inspection.export import (
+    NETWORK,
+    ExportedModel,
+    _smoothing,
+    export_model,
+    measure_parity,
+    open_network,
+    run_network,
+)
 from mpfm_kedro.inspection.inspector import Inspector
 from mpfm_kedro.inspection.model import CARD, Model, load_model, model_digest, save_model
 from production_models import made_image, made_model
@@ -28,6 +38,40 @@ pytest.importorskip("onnxruntime")
 def images(sizes: list[tuple[int, int]] = SIZES) -> list[tuple[str, Image.Image]]:
     rng = np.random.default_rng(2)
     return [(f"{place}", made_image(rng, size, defect=bool(place % 2))) for place, size in enumerate(sizes)]
+
+
+def test_smooths_as_heat_maps_are_smoothed():
+    positions = np.random.default_rng(0).normal(size=(3, 5, 7)).astype(np.float32)
+    found = _smoothing(5) @ (torch.from_numpy(positions) @ _smoothing(7).T)
+    np.testing.assert_allclose(found.numpy(), smooth_maps(positions), atol=1e-5)
+
+
+@pytest.mark.parametrize("backbones", [[("resnet18", 64)], [("resnet18", 64), ("squeezenet1_1", 75)]], ids=len)
+def test_the_exported_model_says_what_the_inspector_says(backbones: list[tuple[str, int]]):
+    model = made_model(*backbones)
+    inspector, network = Inspector(model, "cpu"), ExportedModel(model)
+    rng = np.random.default_rng(1)
+    modes = set()
+    for place, size in enumerate([*SIZES, (64, 64), (1, 1), (1, 90), (200, 1)]):
+        drawn = [made_image(rng, size, defect=bool(place % 2)) for _ in range(3)]
+        with torch.inference_mode():
+            found = network(torch.from_numpy(np.stack([np.asarray(image) for image in drawn])))
+        for i, expected in enumerate(inspector.predict_many(drawn)):
+            assert found.score[i] == pytest.approx(expected.score, abs=1e-3)
+            np.testing.assert_allclose(found.heat_map[i], expected.heat_map, atol=1e-3)
+            np.testing.assert_allclose(found.parts[i], list(expected.parts.values()), rtol=1e-3, atol=1e-3)
+            assert found.mode[i] == expected.mode
+            modes.add(expected.mode)
+    assert modes == {0, 1}
+
+
+def test_a_model_that_knows_no_anomaly_is_exported_too():
+    model = made_model()
+    alone = replace(model, detector={name: piece for name, piece in model.detector.items() if name != "training"})
+    image = made_image(np.random.default_rng(1))
+    with torch.inference_mode():
+        found = ExportedModel(alone)(torch.from_numpy(np.array(image))[None])
+    assert found.score[0] == pytest.approx(Inspector(alone, "cpu").predict(image).score, abs=1e-3)
 
 
 @pytest.fixture(scope="module")

@@ -290,11 +290,13 @@ def test_kolektor_real(tmp_path):
 
 
 def test_aitex_real(tmp_path):
-    samples = real_samples("aitex", "aitex_part", tmp_path)
+    samples = real_samples("aitex", "aitex", tmp_path)
     audit = audited(samples)
-    assert row(audit, "groups", "across train and test")[0] == 4
-    assert audit["images"][audit["finding"] == "one colour"].sum() == 8
+    assert row(audit, "groups", "across train and test")[0] == 139  # patches of one image
+    assert audit["images"][audit["finding"] == "one colour"].sum() == 175
     assert row(audit, "exact duplicates", "all")[0] == 0
+    apart = audited(split_normals(samples.assign(split=""), group_split=True))
+    assert row(apart, "groups", "across train and test")[0] == 0
 
 
 def test_pipelines_write_tables_and_sheets(tmp_path):

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from experiments.synthetic_trials import trial_costs, trial_scores
+from mpfm_kedro.detectors.mpfm.objective import Losses
 from mpfm_kedro.experiments.columns import TRAINED, UNTRAINED
 from mpfm_kedro.experiments.intervals import gain_of_known_anomalies
 from mpfm_kedro.experiments.measures import measure_trials, summarise_setting
@@ -45,8 +46,7 @@ def results(classes: list[str], numbers: tuple[int, ...] = (10,)) -> tuple[pd.Da
 
 
 def history(n_epochs: int) -> pd.DataFrame:
-    terms = ["flow_normal", "flow_anomaly", "mim", "score_g", "score_a", "total"]
-    terms += ["used_prototypes", "assignment_entropy", "information_share"]
+    terms = [*Losses._fields, "total", "used_prototypes", "information_share"]
     rows = [
         {"run": run, "epoch": epoch + 1} | {term: float(i + epoch) for i, term in enumerate(terms)}
         for run in ("a", "b")
@@ -147,11 +147,11 @@ def test_histogram_of_a_part_that_never_varies():
 
 def test_loss_and_prototype_curves():
     figure = figures.draw_loss_curves(history(5))
-    assert len(visible(figure)) == 6
-    assert visible(figure)[-1].lines[0].get_ydata().tolist() == [5.0, 6.0, 7.0, 8.0, 9.0]
+    assert len(visible(figure)) == 8
+    assert visible(figure)[-1].lines[0].get_ydata().tolist() == [7.0, 8.0, 9.0, 10.0, 11.0]
     drawn(figure)
     usage = figures.draw_prototype_usage(history(5))
-    assert [len(axis.lines) for axis in visible(usage)] == [2, 2, 2]
+    assert [len(axis.lines) for axis in visible(usage)] == [2, 2]
     drawn(usage)
 
 
@@ -274,7 +274,7 @@ def test_report_is_one_complete_page_with_the_numbers(n_epochs):
         assert f"{row['ap_mean']:.3f} ± {row['ap_std']:.3f}" in page.text
     for auc in metrics["auc"]:
         assert f"{auc:.4f}".rstrip("0") in page.text
-    assert page.count["img"] == len(page.sources) == 2 + 5 + (6 + 3 if n_epochs else 0)  # one image per panel
+    assert page.count["img"] == len(page.sources) == 2 + 5 + (8 + 2 if n_epochs else 0)  # one image per panel
     for source in page.sources:
         kind, content = re.fullmatch(r"data:image/(\w+);base64,(.*)", source).groups()
         assert Image.open(io.BytesIO(base64.b64decode(content))).format == kind.upper()

@@ -38,7 +38,7 @@ MVTEC = pd.concat([cell("mvtec_ad", "general", "", m, 0.7, c) for c in ("screw",
 HEADCT = pd.concat([cell("headct", "general", "", m, 0.95) for m in (10, 1)])
 PLAN = pd.DataFrame(
     [
-        {"name": name, "dataset": name, "category": "all", "status": status, "problem": problem, "trials": 8}
+        {"name": name, "dataset": name, "category": "all", "status": status, "problem": problem, "images": 8}
         for name, status, problem in (
             ("mine", "done", ""),
             ("elpv", "done", ""),

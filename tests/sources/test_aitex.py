@@ -99,18 +99,13 @@ def test_no_fabric_folder(build):
         SOURCE.list_samples(folder)
 
 
-def test_real_part(real, caplog):
-    table = SOURCE.list_samples(real("aitex_part"))
-    assert (table["label"] == 0).sum() == 4 * 16
+def test_real(real, caplog):
+    table = SOURCE.list_samples(real("aitex"))
+    assert (table["label"] == 0).sum() == 141 * 16
     marked = table[table["label"] == 1]
     assert marked["defect_class"].value_counts().to_dict() == {
-        "broken_pick": 3,
-        "weft_curling": 2,
-        "fuzzyball": 2,
-        "broken_end": 1,
-        "broken_yarn": 1,
-        "knots": 1,
-        "nep": 1,
+        **{"broken_pick": 63, "fuzzyball": 41, "weft_crack": 15, "nep": 14, "cut_selvage": 12, "broken_end": 10},
+        **{"broken_yarn": 9, "weft_curling": 7, "crease": 6, "warp_ball": 5, "contamination": 2, "knots": 1},
     }
     assert (marked["mask_path"].str.count(r"\|") == marked["path"].str.contains("0044_019|0097_030")).all()
     assert "0100_025_08" in caplog.text and "0106_010_03" in caplog.text

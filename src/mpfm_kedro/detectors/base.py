@@ -1,7 +1,7 @@
 """The one interface of all detectors: MPFM, rebuilt baselines and references.
 
 A detector is fitted in pieces, each stored under its own key and shared by all trials that need it. Most detectors
-have one piece; MPFM has up to four (closed form, heads, flow, calibrated), some of them once for each backbone.
+have one piece; MPFM has three (prototypes, training, calibration), two of them once for each backbone.
 """
 
 from __future__ import annotations
@@ -109,7 +109,6 @@ class Detector(ABC):
             normals.
         random: whether the seed matters.
         budget: what is spent on it, in words, for the tables; ``{steps}`` is the number of training steps.
-        seconds: about how long fitting takes on one core for 1,131 normals at 224 px; only for forecasts.
 
     Args:
         steps: of a detector that is trained step by step; others ignore it.
@@ -121,7 +120,6 @@ class Detector(ABC):
     supervised: ClassVar[bool]
     random: ClassVar[bool]
     budget: ClassVar[str]
-    seconds: ClassVar[float]
 
     def __init__(self, steps: int = 1000) -> None:
         self.steps = steps
@@ -155,7 +153,6 @@ class Detector(ABC):
                 parameters=parameters,
                 supervised=cls.supervised,
                 random=cls.random,
-                seconds=cls.seconds,
             ),
         )
 

@@ -23,7 +23,6 @@ class Piece(Plain):
         parameters: the parameters that the piece depends on, and no others.
         supervised: whether it learns from known anomalies.
         random: whether the seed matters.
-        seconds: about how long the fit takes on one core for 1,131 normals at 224 px; only for forecasts.
     """
 
     name: str
@@ -31,7 +30,6 @@ class Piece(Plain):
     parameters: dict[str, Any]
     supervised: bool
     random: bool
-    seconds: float = 0.0
 
 
 class Specification(Plain):

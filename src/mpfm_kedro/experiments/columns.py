@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 TRAINED, UNTRAINED = "MPFM", "MPFM, no anomaly known"
+AT_STEP_0, AS_PRINTED = "MPFM, step 0", "MPFM as printed"
 
 
 def ours(methods: Iterable[str]) -> str:
     """The name of MPFM among these methods: untrained, where there was no anomaly to learn from."""
-    return TRAINED if TRAINED in set(methods) else UNTRAINED
+    found = set(methods)
+    return next((name for name in (TRAINED, AS_PRINTED) if name in found), UNTRAINED)
 
 
 EXPERIMENT = ["dataset", "setting"]

@@ -8,7 +8,7 @@ from typing import Any
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.backbones.store import KEY
 from mpfm_kedro.experiments.cache import cache_key
-from mpfm_kedro.images.views import ORIGINAL
+from mpfm_kedro.images.views import CUTMIX, ORIGINAL
 
 CONTENT_DIGITS = 16
 
@@ -28,9 +28,10 @@ def learned_contents(sample_ids: Iterable[str], features: Features) -> list[str]
     return sorted({f"{content}#{crop}" if crop else content for content, crop in short})
 
 
-def describe_data(sample_ids: tuple[str, ...], features: Features) -> dict[str, Any]:
-    """Digest of what training samples show, in all views, and short names of it."""
+def describe_data(sample_ids: tuple[str, ...], pseudo: bool, features: Features) -> dict[str, Any]:
+    """Digest of what training samples show, in all views, with pseudo-anomalies or without; and short names of it."""
+    views = None if pseudo else [view for view in features.index["view"].unique() if not view.startswith(CUTMIX)]
     return {
-        "data": cache_key(samples=sample_ids, contents=contents(sample_ids, features)),
+        "data": cache_key(samples=sample_ids, contents=contents(sample_ids, features, views)),
         "learned": learned_contents(sample_ids, features),
     }

@@ -15,19 +15,26 @@ from mpfm_kedro.experiments.protocol import records
 
 def tabulate_modes(initial_models: dict[str, ArtefactFile]) -> pd.DataFrame:
     """How the number of modes was chosen: one row per run and number tried."""
-    rows = [{"run": run} | row for run, found in _own(initial_models, "closed_form") for row in found["modes_tried"]]
+    rows = [{"run": run} | row for run, found in _own(initial_models, "prototypes") for row in found["modes_tried"]]
     return pd.DataFrame(rows)
 
 
+def typical_normals(
+    runs: pd.DataFrame, initial_models: dict[str, ArtefactFile], most: int
+) -> list[tuple[int, list[str]]]:
+    """The groups of the first run's normals, the largest first: size and most typical samples of each."""
+    run = records(runs)[0]
+    tensors = next(file for name, file in initial_models.items() if name.split("|")[::2] == [run["run"], "prototypes"])
+    group, offset = (tensors.load().tensors[name].numpy() for name in ("group", "held_out.offset"))
+    table = pd.DataFrame({"group": group, "energy": (offset**2).mean(1), "sample": run["train_normals"]})
+    found = [(len(own), own.nsmallest(most, "energy")["sample"].tolist()) for _, own in table.groupby("group")]
+    return sorted(found, key=lambda each: -each[0])
+
+
 def tabulate_history(models: dict[str, ArtefactFile]) -> pd.DataFrame:
-    """The losses along training by run: of the heads at each tenth of the steps, of the flow at each epoch."""
-    rows = [
-        {"run": run, "piece": piece} | row
-        for piece in ("heads", "flow")
-        for run, found in _own(models, piece)
-        for row in found["history"]
-    ]
-    return pd.DataFrame(rows, columns=None if rows else ["run", "piece", "epoch"])
+    """The seven terms of the objective along training: one row per run and epoch."""
+    rows = [{"run": run} | row for run, found in _own(models, "training") for row in found["history"]]
+    return pd.DataFrame(rows, columns=None if rows else ["run", "epoch"])
 
 
 def sample_features(
@@ -39,7 +46,7 @@ def sample_features(
     run = records(runs)[0]
     fitted = initial_models | models
     method = ours(name.split("|")[1] for name in fitted)
-    names = {name: f"{run['run']}|{method}|{name}" for name in ("closed_form", "flow")}
+    names = {name: f"{run['run']}|{method}|{name}" for name in ("prototypes", "training")}
     pieces = {name: fitted[full].load() for name, full in names.items() if full in fitted}
     rows = features.rows(run["train_normals"])
     return compare_with_samples(pieces, features.store.pooled[rows], run["seed"])

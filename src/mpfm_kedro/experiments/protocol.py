@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -118,10 +118,11 @@ def make_study_runs(
     n_seeds: int,
     first_seed: int = 0,
     group_split: bool = False,
+    settings: Sequence[str] = ("general", "hard"),
 ) -> pd.DataFrame:
-    """The runs of both settings; only general ones where there is no hard setting."""
-    both = dict.fromkeys(("general", "hard"), (n_anomalies, n_seeds))
-    return _runs_of_settings(samples, known_class, both, first_seed, group_split)
+    """The runs of some settings; only general ones where there is no hard setting."""
+    numbers = dict.fromkeys(settings, (n_anomalies, n_seeds))
+    return _runs_of_settings(samples, known_class, numbers, first_seed, group_split)
 
 
 def make_compared_runs(

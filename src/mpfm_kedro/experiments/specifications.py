@@ -7,7 +7,7 @@ from typing import Any
 from mpfm_kedro.detectors.mpfm.specification import specify_mpfm
 from mpfm_kedro.detectors.pieces import Specification
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.experiments.columns import TRAINED, UNTRAINED
+from mpfm_kedro.experiments.columns import AS_PRINTED, AT_STEP_0, TRAINED, UNTRAINED
 from mpfm_kedro.parameters import (
     ComparisonParameters,
     Group,
@@ -18,7 +18,6 @@ from mpfm_kedro.parameters import (
 )
 
 SIMPLE = "stack of simple scores"
-FLOW_EPOCHS = 50  # of studies that train the flow where the configuration does not
 
 
 class Ours:
@@ -31,24 +30,48 @@ class Ours:
         training: TrainingParameters,
         backbone: str | list[str],
     ) -> None:
+        self._epochs = training.epochs
         self._n_backbones = 1 if isinstance(backbone, str) else len(backbone)
         self._groups: dict[str, Group] = {"prototypes": prototypes, "repairs": repairs, "training": training}
 
-    def __call__(self, name: str = TRAINED, trained: bool = True, **changes: dict[str, Any]) -> Specification:
-        """MPFM under a name, with changes by group of parameters."""
+    def __call__(
+        self, name: str | None = None, trained: bool = True, step_0: bool = False, **changes: dict[str, Any]
+    ) -> Specification:
+        """MPFM under a name, by default that of its configuration, with changes by group of parameters."""
         changed: dict[str, Any] = {
             group: parameters.model_validate({**parameters.model_dump(), **changes.get(group, {})})
             for group, parameters in self._groups.items()
         }
-        return specify_mpfm(name, **changed, trained=trained, n_backbones=self._n_backbones)
+        named = name or (AS_PRINTED if changed["repairs"].is_as_printed else TRAINED)
+        return specify_mpfm(named, **changed, trained=trained, step_0=step_0, n_backbones=self._n_backbones)
 
     def untrained(self) -> Specification:
         """MPFM before it has learned from any anomaly."""
         return self(UNTRAINED, trained=False)
 
+    def at_step_0(self) -> Specification:
+        """MPFM with its flow as it was before training; M_a and M_n have learned."""
+        return self(AT_STEP_0, step_0=True)
+
+    def as_printed(self) -> Specification:
+        """MPFM with every repair off, on the same features."""
+        one_head = {"head_top_shares": [0.1], "head_members": 1, "head_decays": 0}
+        rates = {"head_learning_rate": 2e-4, "normality_learning_rate": 2e-4}
+        return self(
+            AS_PRINTED,
+            prototypes={"folds": 2},
+            repairs=dict.fromkeys(RepairParameters.model_fields, "printed"),
+            training=one_head | rates | {"head_epochs": self._epochs, "transport_steps": 4},
+        )
+
+    def rows(self) -> list[Specification]:
+        """MPFM as configured, at step 0 and without known anomalies."""
+        configured = self()
+        return [configured] if configured.name == AS_PRINTED else [configured, self.at_step_0(), self.untrained()]
+
     def simple(self) -> Specification:
         """The same stack of scores over a single Gaussian of images and one of patches: no mixture, no prototypes."""
-        stack = self(SIMPLE, prototypes={"max_modes": 1, "n_prototypes": 1}, training={"epochs": 0})
+        stack = self(SIMPLE, step_0=True, prototypes={"max_modes": 1, "n_prototypes": 1, "n_patch_prototypes": 1})
         return stack.model_copy(update={"kind": "reference"})
 
 
@@ -58,9 +81,8 @@ def setting_specifications(
     training: TrainingParameters,
     backbone: Any = "",  # a name or a list; Kedro warns of union types
 ) -> list[Specification]:
-    """A setting's two rows: MPFM, and MPFM before it has learned from any anomaly."""
-    ours = Ours(prototypes, repairs, training, backbone)
-    return [ours(), ours.untrained()]
+    """A setting's rows: MPFM, MPFM at step 0, and MPFM before it has learned from any anomaly."""
+    return Ours(prototypes, repairs, training, backbone).rows()
 
 
 def compared_specifications(
@@ -75,7 +97,8 @@ def compared_specifications(
 
     ours = Ours(prototypes, repairs, training, backbone)
     others = [detector.specify(comparison.steps) for detector in baselines()]
-    found = [ours(), *others, ours.simple(), ours.untrained()]
+    configured, *variants = ours.rows()
+    found = [configured, *others, ours.simple(), *variants]
     names = ["all", *(specification.name for specification in found)]
     wanted = {name for setting in comparison.settings for name in comparison.of(setting, 1).methods or []}
     if unknown := sorted(wanted - set(names)):
@@ -89,27 +112,23 @@ def ablated_specifications(
     training: TrainingParameters,
     backbone: Any = "",  # a name or a list; Kedro warns of union types
 ) -> list[Specification]:
-    """MPFM without each of its parts, with each repair in its printed form, and with a trained flow."""
+    """Figure 2 and table 3 of the paper: MPFM without parts of it; then each repair in its printed form."""
     ours = Ours(prototypes, repairs, training, backbone)
-    flow = {"epochs": training.epochs or FLOW_EPOCHS}
+    one = {"n_prototypes": 1}
+    off = {"mim_weight": 0.0}
     found = [
-        ours(),
-        ours.untrained(),
-        ours("one mode", prototypes={"max_modes": 1}),
-        ours("one prototype", prototypes={"n_prototypes": 1}),
+        *ours.rows(),
+        ours("without MPFL", prototypes=one),
+        ours("without MIMR", training=off),
+        ours("without MPFL and MIMR", prototypes=one, training=off),
     ]
     for kept in ("arn", "gan", "grn", "gar", "gr", "an"):
         without = " and ".join(f"M_{score}" for score in "garn" if score not in kept)
         found.append(ours(f"without {without}", training={"scores": list(kept)}))
-    for repair in ("normality_target", "fusion"):
-        found.append(ours(f"{repair} printed", repairs={repair: "printed"}))
-    found += [
-        ours("trained flow", training=flow),
-        ours("trained flow, MIMR off", training=flow | {"mim_weight": 0.0}),
-    ]
-    for repair in ("mutual_information", "coupling", "transport_start"):
-        found.append(ours(f"trained flow, {repair} printed", training=flow, repairs={repair: "printed"}))
-    return found
+    for repair in RepairParameters.model_fields:
+        printed = {repair: "printed"} | ({"coupling": "printed"} if repair == "transport_start" else {})
+        found.append(ours(f"{repair} printed", repairs=printed))
+    return [*found, ours.as_printed()]
 
 
 def sensitivity_specifications(
@@ -119,10 +138,9 @@ def sensitivity_specifications(
     sensitivity: SensitivityParameters,
     backbone: Any = "",  # a name or a list; Kedro warns of union types
 ) -> list[Specification]:
-    """MPFM with other numbers of prototypes K, and with a trained flow and other weights λ of MIMR."""
+    """Table 4 of the paper: MPFM with other numbers of prototypes K and other weights λ of MIMR."""
     ours = Ours(prototypes, repairs, training, backbone)
     by_k = [ours(f"K={k}", prototypes={"n_prototypes": k}) for k in dict.fromkeys(sensitivity.n_prototypes)]
     return by_k + [
-        ours(f"λ={weight:g}", training={"mim_weight": weight, "epochs": training.epochs or FLOW_EPOCHS})
-        for weight in dict.fromkeys(sensitivity.mim_weight)
+        ours(f"λ={weight:g}", training={"mim_weight": weight}) for weight in dict.fromkeys(sensitivity.mim_weight)
     ]

@@ -22,9 +22,7 @@ from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.cache import ArtefactFile, Cache, cache_key
 from mpfm_kedro.experiments.columns import COSTS, PART_COLUMNS, RUN, SCORES
 from mpfm_kedro.experiments.contents import contents, describe_data
-from mpfm_kedro.experiments.expected import EXPECTED, expected_seconds
 from mpfm_kedro.experiments.protocol import records
-from mpfm_kedro.experiments.rates import measured_rates
 from mpfm_kedro.files import AGAIN, first_line
 from mpfm_kedro.images.views import ORIGINAL
 from mpfm_kedro.parallel import concurrent_tasks, map_tasks, memory_limit
@@ -36,6 +34,7 @@ DETECTORS = "mpfm_kedro.detectors."
 TRIAL_COLUMNS = [*RUN, "method", "kind", "budget", "note", "specification"]
 PROCESS_BYTES, POOLED_COPIES, SQUARE_COPIES = 800_000_000, 20, 3  # of a task's memory, as measured on ELPV
 NO_MODE = -1
+OURS = "ours"
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ def fit_pieces(
     planned = plan_pieces(trials, features, cache, initial, device)
     distinct = {task.entry.path: task for task in planned.values()}.values()
     for step in sorted({len(task.earlier) for task in distinct}):
-        _fit_missing([task for task in distinct if len(task.earlier) == step], cache, label, compute)
+        _fit_missing([task for task in distinct if len(task.earlier) == step], label, compute)
     return {name: task.entry for name, task in planned.items()}
 
 
@@ -161,9 +160,9 @@ def plan_pieces(
     return planned
 
 
-def _fit_missing(tasks: list[PieceTask], cache: Cache, label: str, compute: ComputeParameters) -> None:
-    """Fit what is not cached, the longest tasks first; say before how long it takes."""
-    remaining = sorted((task for task in tasks if not task.entry.is_cached()), key=lambda task: -task.details[EXPECTED])
+def _fit_missing(tasks: list[PieceTask], label: str, compute: ComputeParameters) -> None:
+    """Fit what is not cached."""
+    remaining = [task for task in tasks if not task.entry.is_cached()]
     if not remaining:
         return
     names = {task.piece.name.replace("_", " ") for task in tasks}
@@ -171,18 +170,8 @@ def _fit_missing(tasks: list[PieceTask], cache: Cache, label: str, compute: Comp
     device, need = remaining[0].device, max(_task_bytes(task) for task in remaining)
     at_once = concurrent_tasks(compute, device, len(remaining), need)
     share = memory_limit(compute) // at_once if compute.dask_scheduler is None else need
-    rates = measured_rates(cache)
-    map_tasks(
-        fit_piece,
-        [replace(task, memory=share) for task in remaining],
-        label,
-        compute,
-        device,
-        len(tasks),
-        need,
-        [task.details[EXPECTED] * rates.slowness(task.piece) for task in remaining],
-        _task_epochs,
-    )
+    sharing = [replace(task, memory=share) for task in remaining]
+    map_tasks(fit_piece, sharing, label, compute, device, len(tasks), need, _task_epochs)
 
 
 def fit_piece(task: PieceTask) -> None:
@@ -236,19 +225,6 @@ def score_samples(task: ScoreTask) -> None:
     score(task)
 
 
-def samples_to_score(
-    trials: list[Trial], features: Features, models: dict[str, ArtefactFile], cache: Cache
-) -> list[int]:
-    """How many samples remain to be scored by each detector; a piece that is not there yet has scored none."""
-    digest = remember(ArtefactFile.digest)
-    remaining = []
-    for own in sharing_pieces(trials, models):
-        fitted = all(file.exists() for file in pieces_of(own[0], models).values())
-        if not (fitted and _score_task(own, features, models, cache, "cpu", digest).entry.exists()):
-            remaining.append(len({sample for trial in own for sample in tested(trial.run)}))
-    return remaining
-
-
 def sharing_pieces(trials: list[Trial], models: dict[str, ArtefactFile]) -> list[list[Trial]]:
     """The trials in groups that share all pieces."""
     groups: dict[tuple[str, ...], list[Trial]] = {}
@@ -269,12 +245,13 @@ def _piece_task(
     cache: Cache,
     fitted: dict[str, ArtefactFile],
     device: str,
-    describe: Callable[[tuple[str, ...]], dict[str, Any]],
+    describe: Callable[[tuple[str, ...], bool], dict[str, Any]],
 ) -> PieceTask:
     """The task of one piece of a trial; the earlier ones are planned or fitted already."""
     run, pieces = trial.run, trial.specification.pieces
     earlier = {one.name: fitted[trial.piece_name(one)] for one in pieces[: pieces.index(piece)]}
-    data = describe((*run["train_normals"], *(run["known_anomalies"] if piece.supervised else ())))
+    learned = (*run["train_normals"], *(run["known_anomalies"] if piece.supervised else ()))
+    data = describe(learned, trial.specification.kind != OURS)  # MPFM reads no pseudo-anomalies
     key = cache_key(
         piece=piece.name,
         parameters=piece.parameters,
@@ -285,9 +262,6 @@ def _piece_task(
         libraries=library_versions(),
         earlier=[file.path.stem for file in earlier.values()],
     )
-    rows = int(features.index["sample_id"].isin(run["known_anomalies"]).sum()) if piece.supervised else 0
-    positions = int(np.prod(features.store.spec.map_shape[1:]))
-    seconds = expected_seconds(piece, trial.specification, len(run["train_normals"]), rows, positions)
     details = {
         "piece": piece.name,
         "key": key,
@@ -298,7 +272,6 @@ def _piece_task(
         **data,
         "revision": code_revision(),
         "libraries": library_versions(),
-        EXPECTED: round(seconds, 4),
     }
     entry, checkpoint = cache.entry(piece.name, key), cache.entry("checkpoint", key)
     return PieceTask(piece, run, features, earlier, entry, checkpoint, details, device, memory=0)
@@ -341,11 +314,6 @@ def _score_table(trial: Trial, chosen: list[int], values: dict[str, np.ndarray])
     table[PART_COLUMNS] = values["parts"][chosen] if "parts" in values else np.nan
     table["mode"] = values["mode"][chosen] if "mode" in values else NO_MODE
     return table
-
-
-def memory_of_fits(tasks: list[PieceTask]) -> int:
-    """Memory that the largest of some fits takes, about; 0 without any."""
-    return max((_task_bytes(task) for task in tasks), default=0)
 
 
 def _task_bytes(task: PieceTask) -> int:

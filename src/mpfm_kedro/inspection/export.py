@@ -16,17 +16,22 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
+from scipy.ndimage import gaussian_filter1d
+from torch import Tensor, nn
 
+from mpfm_kedro.backbones.building import build_backbone
+from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.files import replacing_folder
+from mpfm_kedro.images.position_maps import FINER, SIGMA, resize
 from mpfm_kedro.inspection.inspector import Inspector, Prediction
 from mpfm_kedro.inspection.model import CARD, Model, model_digest
-from mpfm_kedro.inspection.network import DetectorNetwork, Inspected
+from mpfm_kedro.inspection.resizing import resize_bytes
 from mpfm_kedro.inspection.thresholds import decide
 
 if TYPE_CHECKING:
@@ -58,6 +63,53 @@ class Parity:
     flips: tuple[str, ...]
 
 
+class Outputs(NamedTuple):
+    """What the exported network returns for B images: S (B,), heat map 0..1 (B, h, w), S_g … S_n (B, 4), mode (B,)."""
+
+    score: Tensor
+    heat_map: Tensor
+    parts: Tensor
+    mode: Tensor
+
+
+class ExportedModel(nn.Module):
+    """A production model from pixels to score and heat map: resizing, backbones, the detector itself, smoothing.
+
+    Args:
+        model: of a model folder. Networks of half precision compute in single precision here.
+    """
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.specs = model.card["backbones"]
+        self.backbones = nn.ModuleList(
+            build_backbone(spec["backbone"], weights, spec["layers"], spec["map_layers"])
+            for spec, weights in zip(self.specs, model.backbones, strict=True)
+        )
+        self.detector = load(model.detector, torch.device("cpu"))
+        self.low, self.high = model.card["heat_map"]["low"], model.card["heat_map"]["high"]
+        height, width = (_smoothing(side) for side in self.specs[0]["map_shape"][1:])
+        self.height, self.width = nn.Buffer(height), nn.Buffer(width.T.contiguous())
+        self.requires_grad_(False).eval()
+
+    def forward(self, pixels: Tensor) -> Outputs:
+        """Bytes (B, H, W, 3) of any size → scores and heat map."""
+        features = [
+            backbone.features(resize_bytes(pixels, spec["image_size"]), spec["statistics"])  # type: ignore[operator]
+            for backbone, spec in zip(self.backbones, self.specs, strict=True)
+        ]
+        found = self.detector(features)
+        smooth = self.height @ (found.positions @ self.width)
+        heat_map = ((smooth - self.low) / (self.high - self.low)).clamp(0, 1)
+        return Outputs(found.score, heat_map, found.parts, found.mode)
+
+
+def _smoothing(n: int) -> Tensor:
+    """One axis of ``smooth_maps`` as a matrix (4 n, n)."""
+    finer = resize(np.eye(n), (n, FINER * n))
+    return torch.from_numpy(gaussian_filter1d(finer, FINER * SIGMA, axis=0, mode="nearest")).float()
+
+
 def export_model(model: Model, images: Iterable[tuple[str, Image.Image]], folder: Path) -> Parity:
     """Write the network and the card of a model to a folder in one step.
 
@@ -71,7 +123,7 @@ def export_model(model: Model, images: Iterable[tuple[str, Image.Image]], folder
     """
     check_packages()
     with replacing_folder(folder) as partial:
-        write_network(DetectorNetwork(model), partial / NETWORK, model_digest(model.card))
+        write_network(ExportedModel(model), partial / NETWORK, model_digest(model.card))
         parity = measure_parity(Inspector(model, "cpu"), open_network(partial / NETWORK), images)
         if parity.flips:
             raise InputError(f"The export is refused: {describe(parity)}")
@@ -87,7 +139,7 @@ def check_packages() -> None:
         raise InputError(f"Export needs the packages {', '.join(missing)}: pip install '.[export]' installs them")
 
 
-def write_network(network: DetectorNetwork, file: Path, digest: str) -> None:
+def write_network(network: ExportedModel, file: Path, digest: str) -> None:
     """Write a network as ONNX; batch and size of the images stay open."""
     dynamic = torch.export.Dim.DYNAMIC
     example = torch.zeros(2, 37, 41, 3, dtype=torch.uint8)
@@ -96,7 +148,7 @@ def write_network(network: DetectorNetwork, file: Path, digest: str) -> None:
         shapes = ({0: dynamic, 1: dynamic, 2: dynamic},)
         graph = torch.export.export(network, (example,), dynamic_shapes=shapes, strict=True)
         program = torch.onnx.export(
-            graph, opset_version=OPSET, input_names=[PIXELS], output_names=Inspected._fields, verbose=False
+            graph, opset_version=OPSET, input_names=[PIXELS], output_names=Outputs._fields, verbose=False
         )
     assert program is not None
     program.model.metadata_props["model"] = digest

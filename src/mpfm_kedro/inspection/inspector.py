@@ -22,9 +22,8 @@ from torch import Tensor
 from mpfm_kedro.backbones.building import build_backbone
 from mpfm_kedro.backbones.extraction import Backbone, autocast, images_per_batch
 from mpfm_kedro.backbones.rows import FeatureRows
-from mpfm_kedro.detectors.base import Scores
 from mpfm_kedro.detectors.mpfm.calibration import PARTS
-from mpfm_kedro.detectors.mpfm.detector import FittedMPFM, load
+from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.files import first_line
 from mpfm_kedro.images.position_maps import smooth_maps
@@ -188,24 +187,20 @@ class Inspector:
             sizes: width and height of each image.
             promised: other thresholds than those of the card.
         """
-        scores, positions = self._detector.inspect(rows)
-        assert scores.parts is not None and scores.mode is not None
-        heat = scale(smooth_maps(positions), self.card["heat_map"]["low"], self.card["heat_map"]["high"])
-        first, *others = self._fitted
-        shares = _shares(first, scores)
-        for number, other in enumerate(others, start=1):
-            shares = shares + _shares(other, other.score_samples(rows.of_backbone(number)))
-        z = first.closed_form.standardiser.z(rows)
-        decisions = decide(scores.score, promised or self.promise)
-        p = p_values(scores.score, self.normal_scores)
+        found = self._detector.inspect(rows)
+        limits = self.card["heat_map"]["low"], self.card["heat_map"]["high"]
+        heat = scale(smooth_maps(found.positions.numpy()), *limits)
+        z = self._detector.first.closed_form.standardiser.z_of(rows).cpu().numpy()
+        scores = found.score.double().numpy()
+        decisions, p = decide(scores, promised or self.promise), p_values(scores, self.normal_scores)
         return [
             Prediction(
-                score=float(scores.score[i]),
+                score=float(scores[i]),
                 p_value=float(p[i]),
                 decision=str(decisions[i]),
-                mode=int(scores.mode[i]),
-                parts=dict(zip(PARTS, scores.parts[i].tolist(), strict=True)),
-                shares=dict(zip(PARTS, shares[i].tolist(), strict=True)),
+                mode=int(found.mode[i]),
+                parts=dict(zip(PARTS, found.parts[i].tolist(), strict=True)),
+                shares=dict(zip(PARTS, found.contributions[i].tolist(), strict=True)),
                 heat_map=heat[i],
                 regions=find_regions(heat[i], USUAL, size),
                 size=size,
@@ -245,14 +240,3 @@ class Inspector:
     def _likeness(self, place: int, distance: float) -> Likeness:
         sample_id, defect_class, thumbnail = self._shown[place]
         return Likeness(sample_id, defect_class, thumbnail, distance)
-
-    @property
-    def _fitted(self) -> list[FittedMPFM]:
-        """The detector of each backbone."""
-        return [self._detector] if isinstance(self._detector, FittedMPFM) else self._detector.detectors
-
-
-def _shares(detector: FittedMPFM, scores: Scores) -> np.ndarray:
-    """What each of the four scores adds to the sum, (n, 4)."""
-    assert scores.parts is not None and scores.mode is not None
-    return detector.calibration.shares(scores.parts, scores.mode)

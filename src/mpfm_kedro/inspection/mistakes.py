@@ -12,10 +12,7 @@ import torch
 
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.detectors.base import Artefact
-from mpfm_kedro.detectors.mpfm.calibration import unpack_calibrations
-from mpfm_kedro.detectors.mpfm.closed_form import unpack
-from mpfm_kedro.detectors.mpfm.detector import FittedMPFM, LeftOut, SideBySide, load, load_left_out
-from mpfm_kedro.detectors.pieces import piece_name
+from mpfm_kedro.detectors.mpfm.detector import load, load_fold_models
 from mpfm_kedro.experiments.run_data import select, training_data
 from mpfm_kedro.images.position_maps import smooth_maps
 from mpfm_kedro.images.views import ORIGINAL
@@ -54,10 +51,10 @@ def find_mistakes(
         device: where the detector computes.
     """
     data = training_data(dict(run), features)
-    left_out = load_left_out(pieces, device) if "heads" in pieces else _without_heads(pieces, device)
-    unseen = [_inspected(each, data.normals) for each in left_out]
-    promised = promise(np.concatenate([score for score, _ in unseen]), rate, confidence)
-    limits = find_limits(np.concatenate([heat.ravel() for _, heat in unseen]))
+    fold_models = load_fold_models(pieces, data.anomalies.source, run["seed"], device)
+    held_out = [each.detector.inspect(data.normals.take(each.normals)) for each in fold_models]
+    promised = promise(np.concatenate([found.score.numpy() for found in held_out]), rate, confidence)
+    limits = find_limits(np.concatenate([smooth_maps(found.positions.numpy()).ravel() for found in held_out]))
     classes = samples.set_index("sample_id")["defect_class"]
     table = scores[["sample", "label", "score"]].assign(defect_class=classes.loc[scores["sample"]].to_numpy())
     table["decision"] = decide(table["score"], promised)
@@ -68,27 +65,6 @@ def find_mistakes(
     images = [_jpeg(overlay(read(*place), own)) for place, own in zip(where, heat, strict=True)]
     named = {name: run[name] for name in ("run", "known_class", "n_anomalies")}
     return chosen.assign(image=images, **named)[COLUMNS], named | _operating_point(table, promised.rate_promised)
-
-
-def _without_heads(pieces: Mapping[str, Artefact], device: torch.device) -> list[LeftOut]:
-    """Of a model that knows no anomaly: the closed form without each fold."""
-    calibrations = unpack_calibrations(pieces["calibrated"])
-    closed_forms = [unpack(pieces[piece_name("closed_form", number)]) for number in range(len(calibrations))]
-    found = []
-    for fold in range(len(closed_forms[0].without)):
-        detectors = [
-            FittedMPFM(closed.without[fold].to(device), None, None, calibration)
-            for closed, calibration in zip(closed_forms, calibrations, strict=True)
-        ]
-        detector = detectors[0] if len(detectors) == 1 else SideBySide(detectors)
-        found.append(LeftOut(detector, closed_forms[0].positions(fold), np.empty(0, dtype=int)))
-    return found
-
-
-def _inspected(left_out: LeftOut, normals: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Scores and heat maps of the normals that a detector was fitted without."""
-    scores, positions = left_out.detector.inspect(normals.take(left_out.normals))
-    return scores.score, smooth_maps(positions)
 
 
 def _worst(table: pd.DataFrame) -> pd.DataFrame:

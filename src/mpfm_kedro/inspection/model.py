@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays 
 
     from mpfm_kedro.detectors.base import Artefact
 
-FORMAT = 4  # 2: M_a has members; 3: each with its own share of the positions; 4: weights by mode
+FORMAT = 5  # of the folder; others are refused
 CARD, DETECTOR, CALIBRATION = "card.json", "detector.safetensors", "calibration.safetensors"
 GALLERY, GALLERY_FEATURES = "gallery.parquet", "gallery.safetensors"
 MAX_SIZE = 4096  # pixels of a side

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.detectors.base import Artefact, TrainingData
-from mpfm_kedro.detectors.mpfm.detector import FittedMPFM, keep_final, load, load_left_out
+from mpfm_kedro.detectors.mpfm.detector import MPFMDetector, keep_final, load, load_fold_models
 from mpfm_kedro.experiments.run_data import select, training_data
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.position_maps import smooth_maps
@@ -74,23 +74,23 @@ def make_model(
     card = describe_model(fitted, evaluation, learned) | {"heat_map": dict(zip(("low", "high"), limits, strict=True))}
     card |= describe_promise(calibration, false_alarm_rate, confidence)
     weights = [dict(each) for each in fitted.weights]
-    first = detector if isinstance(detector, FittedMPFM) else detector.detectors[0]
-    return Model(card, keep_final(fitted.pieces), weights, calibration, make_gallery(fitted, first))
+    return Model(card, keep_final(fitted.pieces), weights, calibration, make_gallery(fitted, detector))
 
 
 def calibrate(fitted: Fitted, data: TrainingData, device: torch.device) -> tuple[Calibration, tuple[float, float]]:
     """Scores of unseen normals and anomalies, and the limits of heat maps: percentiles of the unseen normals'."""
-    left_out = load_left_out(fitted.pieces, device)
+    left_out = load_fold_models(fitted.pieces, data.anomalies.source, fitted.run["seed"], device)
     items = dict(zip(fitted.samples["sample_id"], joined_groups(fitted.samples), strict=True))
     of_normals = np.array([items[sample] for sample in fitted.run["train_normals"]])
     scores, owners, anomalies, maps = [], [], [np.empty(0)], []
     share = min(1.0, MOST_MAPS / max(1, sum(len(each.normals) for each in left_out)))
     with progress("Scoring unseen images", len(left_out), "rounds") as bar:
         for each in left_out:
-            found, positions = each.detector.inspect(data.normals.take(each.normals))
-            scores.append(found.score)
+            found = each.detector.inspect(data.normals.take(each.normals))
+            scores.append(found.score.double().numpy())
             owners.append(of_normals[each.normals])
-            maps.append(smooth_maps(positions[: max(1, round(share * len(positions)))]).ravel())
+            some = found.positions[: max(1, round(share * len(found.positions)))].numpy()
+            maps.append(smooth_maps(some).ravel())
             originals = each.anomalies[each.anomalies < data.n_known]
             anomalies.append(each.detector.score_samples(data.anomalies.take(originals)).score)
             bar.advance()
@@ -141,7 +141,7 @@ def describe_model(fitted: Fitted, evaluation: dict[str, Any], learned: list[dic
     }
 
 
-def make_gallery(fitted: Fitted, detector: FittedMPFM) -> Gallery:
+def make_gallery(fitted: Fitted, detector: MPFMDetector) -> Gallery:
     """Some of the normals and some of the known anomalies, evenly over all."""
     halves = fitted.run["train_normals"], fitted.run["known_anomalies"]
     chosen = [name for half in halves for name in evenly(half, MOST_IN_GALLERY)]
@@ -151,7 +151,7 @@ def make_gallery(fitted: Fitted, detector: FittedMPFM) -> Gallery:
     ]
     shown = pd.DataFrame({"sample_id": chosen, "defect_class": table["defect_class"].tolist(), "thumbnail": thumbnails})
     rows = select(fitted.features, np.array(chosen), [ORIGINAL]).of_backbone(0)
-    return Gallery(shown, detector.closed_form.standardiser.z(rows).astype(np.float32))
+    return Gallery(shown, detector.first.closed_form.standardiser.z_of(rows).cpu().numpy())
 
 
 def evenly(values: Sequence[Value], most: int) -> list[Value]:

@@ -30,35 +30,36 @@ def create_setting(setting: str, make_runs: Node) -> Pipeline:
     return _compose(setting, runs.create_pipeline(make_runs, specifications), own)
 
 
-def create_study(name: str, planned: Pipeline, report: list[Node]) -> Pipeline:
+def create_study(name: str, planned: Pipeline, report: list[Node], baselines: bool = False) -> Pipeline:
     """A study of both settings.
 
     Args:
         name: of the study.
         planned: its stage runs.
         report: the nodes that make its tables and figures of summary and scores.
+        baselines: whether it fits baselines, some of which read views of their own.
     """
     of_study = update_wrapper(partial(describe_origin, name), describe_origin)
     origin = node(of_study, ["parameters", "runs", "features"], "origin", name="describe_origin")
     written = node(keep, "table", "table_csv", name="write_table")
     own = [evaluation.create_pipeline(), reporting.create_pipeline([origin, *report, written])]
-    return _compose(name, planned, own)
+    return _compose(name, planned, own, baselines)
 
 
 def plan_study(list_specifications: Node) -> Pipeline:
-    """The stage runs of a study that tries every specification on all runs of both settings."""
-    numbers = ["params:known_class", "params:n_anomalies", *SEEDS]
+    """The stage runs of a study that tries every specification on all runs of the ablation's settings."""
+    numbers = ["params:known_class", "params:n_anomalies", *SEEDS, "params:ablation.settings"]
     make = node(make_study_runs, ["samples", *numbers], "runs", name="make_study_runs")
     return runs.create_pipeline(make, list_specifications)
 
 
-def _compose(name: str, planned: Pipeline, own: list[Pipeline]) -> Pipeline:
+def _compose(name: str, planned: Pipeline, own: list[Pipeline], baselines: bool = False) -> Pipeline:
     """The stages in order; those before the runs are shared by all studies."""
     fitted = [prototypes.create_pipeline(), training.create_pipeline(), scoring.create_pipeline()]
     together = sum([*fitted, *own], planned)
     parameters = {item for item in together.inputs() if item.startswith("param")}
     study = Pipeline(together, inputs=SHARED, parameters=parameters, namespace=name)
-    return ingestion.create_pipeline() + audit.create_pipeline() + features.create_pipeline() + study
+    return ingestion.create_pipeline() + audit.create_pipeline() + features.create_pipeline(baselines) + study
 
 
 def describe_origin(study: str, parameters: dict[str, Any], runs: pd.DataFrame, features: Features) -> str:

@@ -19,8 +19,8 @@ from mpfm_kedro.experiments.columns import PART_COLUMNS, TRAINED, UNTRAINED, our
 
 NORMAL, ANOMALY = "#4878a8", "#c44e52"
 METHODS = {UNTRAINED: (NORMAL, "--"), TRAINED: (ANOMALY, "-")}
-LOSSES = ["flow_normal", "flow_anomaly", "mim", *PART_COLUMNS, "total"]
-USAGE = ["used_prototypes", "assignment_entropy", "information_share"]
+LOSSES = ["score_a", "score_n", "score_r", "score_g", "flow_n", "flow_a", "mim", "total"]
+USAGE = ["used_prototypes", "information_share"]
 FALSE_POSITIVES = np.linspace(0, 1, 201)
 FENCE = 10.0  # interquartile ranges beyond the quartiles of normals; what is further out is counted in the last bar
 
@@ -106,14 +106,14 @@ def within_fences(values: pd.Series, normal: pd.Series) -> pd.Series:
 
 
 def loss_panels(history: pd.DataFrame) -> list[Panel]:
-    """Every loss term over the epochs of the flow, or tenths of the heads' steps; mean and range over runs."""
+    """The seven terms of the objective and their sum over the epochs; mean and range over runs."""
 
     def panel(term: str) -> Panel:
         def draw(axis: Axes) -> None:
             over_runs = history.groupby("epoch")[term]
             axis.fill_between(over_runs.min().index, over_runs.min(), over_runs.max(), color=NORMAL, alpha=0.25, lw=0)
             axis.plot(over_runs.mean(), color=NORMAL)
-            axis.set(xlabel="tenth of the steps" if term == "score_a" else "epoch", ylabel="loss")
+            axis.set(xlabel="epoch", ylabel="loss")
 
         return Panel(f"loss of {term}", draw)
 
@@ -121,7 +121,7 @@ def loss_panels(history: pd.DataFrame) -> list[Panel]:
 
 
 def usage_panels(history: pd.DataFrame) -> list[Panel]:
-    """Used prototypes, entropy of the assignments and share of the mutual information over the epochs of the flow."""
+    """Used prototypes and the share of the mutual information over the epochs."""
 
     def panel(column: str) -> Panel:
         def draw(axis: Axes) -> None:
@@ -163,8 +163,8 @@ def draw_loss_curves(history: pd.DataFrame) -> Figure:
 
 
 def draw_prototype_usage(history: pd.DataFrame) -> Figure:
-    """How many prototypes a trained flow uses."""
-    return _side_by_side(usage_panels(history), "no flow was trained")
+    """How many prototypes the flow uses."""
+    return _side_by_side(usage_panels(history), "nothing was trained")
 
 
 def draw_sampled_features(sampled_features: pd.DataFrame) -> Figure:

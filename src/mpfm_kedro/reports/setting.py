@@ -6,9 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from mpfm_kedro.experiments.columns import TRAINED, UNTRAINED
+from mpfm_kedro.experiments.columns import AS_PRINTED, AT_STEP_0, TRAINED, UNTRAINED
 from mpfm_kedro.experiments.measures import with_numbers
 from mpfm_kedro.reports.figures import Panel, loss_panels, roc_panels, sampled_panels, score_panels, usage_panels
+from mpfm_kedro.reports.groups import show_groups
 from mpfm_kedro.reports.layout import COVERS, PIXEL_TITLES, plus_minus
 from mpfm_kedro.reports.markup import data_table, folded, gallery, glossary, page, paragraphs
 from mpfm_kedro.reports.mistakes import show_mistakes
@@ -27,21 +28,29 @@ TERMS = {
     "'mean' is the mean over all known classes.",
     "seeds": f"How often it was repeated. {COVERS}",
     TRAINED: "The whole method: what normal images look like, and what the known anomalies look like.",
-    UNTRAINED: "The same model without any known anomaly: what the others gain over it is the gain of knowing some.",
+    AT_STEP_0: "The same model with its flow, its prototypes and M_r as they were before training: the difference is "
+    "what training the flow adds.",
+    UNTRAINED: "The same model without any known anomaly: the difference is what known anomalies add.",
+    AS_PRINTED: "The method as its paper prints it, with every repair off.",
 }
 SCORES = (
     "Test images of all runs. The further apart blue and red are, the better a score separates them. 'score' is the "
-    "result, a weighted sum of the four others. score_g: how improbable the whole image is among normals. score_a: how "
-    "much its most suspicious patches look like known anomalies. score_r: how unusual its most unusual patches are "
-    "among normals. score_n: how normal it looks, higher for normals, and subtracted. Outliers are counted in the "
-    "outermost bars."
+    "result, a weighted sum of the four others. Each of these is −log of the share of normals that score as high: 7 "
+    "says one in a thousand. score_g: how improbable the whole image is among normals. score_a: how much its most "
+    "suspicious patches look like known anomalies. score_r: how unusual its most unusual patches are among normals. "
+    "score_n: how normal it looks, higher for normals, and subtracted. Outliers are counted in the outermost bars."
 )
 ROC = (
     "Each point is a threshold: how many anomalies are found at how many false alarms. The line is the mean over "
     "seeds, the band their range; the thin diagonal is chance."
 )
-LOSS = "The loss while learning from the known anomalies, mean and range over runs. It should fall, then stay level."
-USAGE = "Of the trained flow: how many of its prototypes are in use, and how evenly."
+LOSS = (
+    "The seven terms of the objective and their sum, mean and range over runs. score_a, score_n, score_r, score_g: how "
+    "well each module tells known anomalies from normals. flow_n: how well the flow carries normals to their "
+    "prototypes. flow_a: how far it keeps anomalies away. mim: minus the mutual information of images and prototypes. "
+    "M_a is trained in the first half."
+)
+USAGE = "How many prototypes the training normals use, and the mutual information as a share of its largest value."
 SAMPLED = "Features of real normals of the first run, and what its model takes for normal: the clouds should overlap."
 
 FEW = 25  # tested images of a kind, below which the uncertainty of an AUC is said
@@ -79,6 +88,7 @@ def write_report(
     differences: pd.DataFrame | None = None,
     mistakes: pd.DataFrame | None = None,
     operating_points: pd.DataFrame | None = None,
+    groups: pd.DataFrame | None = None,
 ) -> str:
     """One self-contained HTML page: numbers, mistakes as images, figures."""
     one = ["dataset"] if summary["category"].nunique() == 1 else []  # the title has it
@@ -94,8 +104,10 @@ def write_report(
         _gallery("ROC curves", ROC, roc_panels(scores, run_metrics)),
         _gallery("Scores of the test images", SCORES, score_panels(scores)),
         _gallery("Training", LOSS, loss_panels(history)),
-        _gallery("Prototypes of images in the trained flow", USAGE, usage_panels(history)),
+        _gallery("Prototypes of the flow", USAGE, usage_panels(history)),
     ]
+    if groups is not None and len(groups):
+        parts += show_groups(groups)
     if sampled_features is not None:
         parts.append(_gallery("Real and sampled features of normals", SAMPLED, sampled_panels(sampled_features)))
     dataset, setting = run_metrics["dataset"].iloc[0], run_metrics["setting"].iloc[0]

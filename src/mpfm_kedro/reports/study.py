@@ -168,7 +168,7 @@ def _test(ranks: pd.DataFrame) -> str:
 
 
 def _plan_table(plan: pd.DataFrame) -> Table:
-    header = ["name", "dataset", "category", "status", "trials", "problem"]
+    header = ["name", "dataset", "category", "status", "images", "problem"]
     rows = [[Entry(str(row[name])) for name in header] for row in plan.fillna("").to_dict("records")]
     return Table("Datasets of the study", header, [Section("", rows)], [])
 

@@ -1,360 +1,120 @@
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpfm_kedro.detectors.base import Context, TrainingData
-from mpfm_kedro.detectors.mpfm import calibration, closed_form, learned
 from mpfm_kedro.detectors.mpfm.calibration import (
-    ANOMALIES_OF_THE_PRIOR,
-    LENGTH,
+    FAR,
+    GROUP_PRIOR,
+    MEMBERS,
     MIN_NORMALS_OF_A_MODE,
-    PRIOR,
-    SIGNS,
+    SCORES,
     Calibration,
     Evidence,
     calibrate,
-    counted_in_mode,
-    gather_evidence,
-    plain_sum,
-    stacked_weights,
-    standardisation,
-    unpack_calibrations,
-    unsupervised_evidence,
-    with_flow,
+    fit_tails,
+    surprise,
 )
 
-SEEDS = st.integers(0, 1000)
-CLOSED_FORM = {
-    "max_modes": 2,
-    "min_mode_size": 15,
-    "n_prototypes": 10,
-    "top_share": 0.1,
-    "unseen_normals": 200,
-    "backbone": 0,
-}
-HEADS = {
-    "head_steps": 30,
-    "head_members": 2,
-    "head_top_shares": [0.1, 0.05],
-    "normals_per_batch": 8,
-    "anomalies_per_batch": 4,
-    "normality_target": "repaired",
-    "backbone": 0,
-}
-CALIBRATED = {"fusion": "repaired", "scores": list("garn"), "n_backbones": 1}
+S = len(SCORES)
 
 
-def scores(sizes, seed=0, shift=0.0):
-    """Evidence of scores that differ in level and spread from mode to mode."""
-    rng = np.random.default_rng(seed)
-    mode = np.repeat(np.arange(len(sizes)), sizes)
-    level = np.array([1.0, -20.0, 300.0, 0.01])
-    parts = level * (1 + mode[:, None] + (1 + mode[:, None]) * rng.normal(size=(len(mode), 4)) + shift)
-    return Evidence(parts, mode, np.ones(len(mode)))
+def evidence(sizes, n_groups=1, seed=0):
+    """Scores that differ in level and spread from mode to mode, in groups one after the other."""
+    mode = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    scores = (1 + mode[:, None]) * (torch.randn(len(mode), S, generator=torch.Generator().manual_seed(seed)) + 5)
+    return Evidence(scores, torch.eye(n_groups)[torch.arange(len(mode)) % n_groups], mode, torch.ones(len(mode)))
 
 
-def none_of(evidence):
-    return Evidence(evidence.parts[:0], evidence.mode[:0], evidence.count[:0])
+def two_kinds(n):
+    """Evidence in two groups of n, the second with higher scores."""
+    normals = evidence([2 * n], n_groups=2)
+    normals.scores[1::2] = 3 * normals.scores[1::2] + 9
+    return normals
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.lists(st.integers(MIN_NORMALS_OF_A_MODE, 40), min_size=1, max_size=4), SEEDS)
-def test_unseen_normals_of_every_mode_have_mean_zero_and_spread_one(sizes, seed):
-    normals = scores(sizes, seed)
-    (found,) = calibrate([(normals, scores(sizes, seed + 1, 2.0))], [len(sizes)], 5)
-    standardised = np.sinh(found.standardise(normals.parts, normals.mode))
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.integers(MIN_NORMALS_OF_A_MODE, 40), min_size=1, max_size=3), st.integers(0, 1000))
+def test_with_one_group_a_score_is_standardised_within_its_mode(sizes, seed):
+    normals = evidence(sizes, seed=seed)
+    line = Calibration(**calibrate(normals, len(sizes))[0].state_dict())
+    line.knot, line.bend = torch.full((S, 1), -1e3), torch.full((S, 1), 1e-3)  # shows what enters the tails
+    found = (line(normals.scores, normals.p, normals.mode) - 1) * 1e3
     for j in range(len(sizes)):
-        np.testing.assert_allclose(standardised[normals.mode == j].mean(0), 0, atol=1e-6)
-        np.testing.assert_allclose(standardised[normals.mode == j].std(0), 1, atol=1e-6)
+        own = normals.scores[normals.mode == j]
+        plain = (own - own.mean(0)) / own.std(0, correction=0)
+        torch.testing.assert_close(found[normals.mode == j], plain, rtol=0, atol=0.02)
 
 
-def test_compression_keeps_order_and_ordinary_scores():
-    flat = Calibration(np.zeros((4, 1)), np.ones((4, 1)), np.ones((4, 1)))
-    x = np.linspace(-50, 50, 101)
-    found = flat.standardise(np.repeat(x[:, None], 4, axis=1), np.zeros(101, dtype=int))[:, 0]
-    assert (np.diff(found) > 0).all()
-    assert found[51] == pytest.approx(1, abs=0.2)
-    assert found[-1] < 5
+@pytest.mark.parametrize("n", [4, 40, 4000])
+def test_a_group_is_drawn_to_all_normals_by_kappa(n):
+    normals = two_kinds(n)
+    calibration, _ = calibrate(normals, 1)
+    s = (normals.scores - normals.scores.mean(0)) / normals.scores.std(0, correction=0)
+    for k in range(2):
+        mean = s[k::2].sum(0) / (n + GROUP_PRIOR)
+        variance = ((s[k::2] - mean).square().sum(0) + GROUP_PRIOR) / (n + GROUP_PRIOR)
+        torch.testing.assert_close(calibration.group_mean[:, k], mean, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(calibration.group_variance[:, k], variance, rtol=1e-3, atol=1e-4)
 
 
-def test_modes_with_few_normals_fall_back_on_all():
-    normals = scores([30, MIN_NORMALS_OF_A_MODE - 1, 0])
-    found = standardisation(normals, 3)
-    for j in (1, 2):
-        np.testing.assert_allclose(found.center[:, j], normals.parts.mean(0))
-        np.testing.assert_allclose(found.spread[:, j], normals.parts.std(0))
-    np.testing.assert_allclose(found.center[:, 0], normals.parts[normals.mode == 0].mean(0))
+def test_modes_with_few_normals_fall_back_on_all_and_constant_scores_say_nothing():
+    normals = evidence([30, MIN_NORMALS_OF_A_MODE - 1, 0])
+    normals.scores[:, 2] = 0
+    calibration, held_out = calibrate(normals, 3)
+    torch.testing.assert_close(calibration.center[:, 1:], normals.scores.mean(0)[:, None].expand(-1, 2))
+    torch.testing.assert_close(calibration.center[:, 0], normals.scores[:30].mean(0))
+    assert held_out[:, 2].abs().max() == 0 == calibration(normals.scores, normals.p, normals.mode)[:, 2].abs().max()
 
 
-def test_a_mode_is_judged_by_its_normals_and_not_by_how_often_they_are_scored():
-    normals = scores([30, 4])
-    repeated = Evidence(np.tile(normals.parts, (3, 1)), np.tile(normals.mode, 3), np.full(3 * 34, 1 / 3))
-    np.testing.assert_allclose(standardisation(repeated, 2).center, standardisation(normals, 2).center)
+@settings(deadline=None, max_examples=20)
+@given(st.integers(2, 60), st.integers(1, 5), st.integers(0, 1000))
+def test_t_grows_with_the_score_and_stays_finite(n, n_groups, seed):
+    normals = evidence([n], n_groups, seed)
+    calibration, held_out = calibrate(normals, 1)
+    line = torch.linspace(-100, 1000, 200)[:, None].expand(-1, S)
+    t = calibration(line, normals.p[:1].expand(200, -1), torch.zeros(200, dtype=torch.long))
+    assert (t.diff(dim=0) >= -1e-5).all() and (t >= 0).all() and t.isfinite().all()
+    assert t[-1].min() > t[0].max() and held_out.isfinite().all()
 
 
-@pytest.mark.parametrize("n_known", [0, 1])
-def test_without_evidence_the_prior_rules(n_known):
-    normals = scores([20])
-    (found,) = calibrate([(normals, none_of(normals))], [1], n_known)
-    np.testing.assert_allclose(found.weight[:, 0], prior_of(n_known))
+@pytest.mark.parametrize("n", [300, 20_000])
+def test_t_of_new_normals_is_exponential_whatever_the_score_is(n):
+    draw = torch.distributions.Exponential(1.0).sample
+    shapes = (lambda x: x, lambda x: 7 * x - 3, torch.sqrt, torch.log1p, lambda x: x**1.3, lambda x: x**1.6)
+    knot, bend = fit_tails(torch.stack([shape(draw((n,))) for shape in shapes], 1))
+    t = surprise(torch.stack([shape(draw((20_000,))) for shape in shapes], 1), knot, bend)
+    torch.testing.assert_close(t[:, :4].mean(0), torch.ones(4), rtol=0, atol=0.15 if n < 1000 else 0.06)
+    for level in (0.5, 0.1, 0.03):
+        share = (t > -torch.tensor(level).log()).float().mean(0)
+        torch.testing.assert_close(share, torch.full((6,), level), rtol=0.5 if n < 1000 else 0.2, atol=0)
 
 
-def prior_of(n_known):
-    """The weights without evidence."""
-    share = n_known / (n_known + ANOMALIES_OF_THE_PRIOR)
-    weight = PRIOR * [1, share, 1, share]
-    return LENGTH * weight / np.linalg.norm(weight)
+def test_far_beyond_all_normals_t_grows_by_its_logarithm():
+    line = torch.linspace(0, 100 * FAR, 2001)
+    t = surprise(line[:, None], torch.zeros(1, 1), torch.ones(1, 1))[:, 0]
+    torch.testing.assert_close(t[line < FAR], line[line < FAR])
+    assert (t.diff() > 0).all() and t[-1] < 10 * FAR and t.diff().max() <= line.diff().max() + 1e-4  # no jump
 
 
-@pytest.mark.parametrize("sizes", [[10], [10, 0], [7, 3], [9.5, 0.5], [4, 0, 6]])
-def test_known_anomalies_of_other_modes_count_together_as_one(sizes):
-    mode = np.repeat(np.arange(len(sizes)), 4)  # four views of each, or of its half
-    anomalies = Evidence(np.zeros((len(mode), 4)), mode, np.repeat(sizes, 4) / 4)
-    for j, own in enumerate(sizes):
-        count, known = counted_in_mode(anomalies, j, int(sum(sizes)))
-        others = sum(sizes) - own
-        np.testing.assert_allclose(count[mode == j].sum(), own)
-        np.testing.assert_allclose(count[mode != j].sum(), min(1, others))
-        assert known == pytest.approx(own + min(1, others))
+def test_t_of_a_normal_is_not_fitted_to_itself():
+    normals = evidence([60], n_groups=20)  # three normals in each group
+    normals.scores[0] += 20
+    calibration, held_out = calibrate(normals, 1)
+    assert (held_out[0] > calibration(normals.scores, normals.p, normals.mode)[0] + 0.1).all()
 
 
-def test_a_single_known_anomaly_counts_as_one_in_every_mode():
-    none = none_of(scores([20, 20]))
-    assert [counted_in_mode(none, j, 1)[1] for j in range(2)] == [1, 1]
-
-
-@settings(deadline=None, max_examples=25)
-@given(SEEDS)
-def test_what_is_known_of_one_mode_raises_a_weight_there_more_than_elsewhere(seed):
-    normals, anomalies = scores([60, 60], seed), scores([20, 0], seed + 1)
-    anomalies.parts[:, 1] += 4 * normals.parts[:60, 1].std()  # S_a alone knows them
-    (found,) = calibrate([(normals, anomalies)], [2], 20)
-    assert found.weight[1, 0] > found.weight[1, 1] + 0.1
-    np.testing.assert_allclose(np.linalg.norm(found.weight, axis=0), LENGTH)
-    flat = standardisation(normals, 2)
-    x, y = (flat.standardise(each.parts, each.mode) * SIGNS for each in (normals, anomalies))
-    elsewhere = stacked_weights(x, normals.count, y, np.full(20, 1 / 20), PRIOR * [1, 1 / 4, 1, 1 / 4])
-    np.testing.assert_allclose(found.weight[:, 1], LENGTH * elsewhere / np.linalg.norm(elsewhere), rtol=1e-6)
-
-
-def draw(seed, n=40, m=10, k=4, shift=1.5):
-    rng = np.random.default_rng(seed)
-    moved = shift * rng.random(k)
-    return rng.normal(size=(n, k)), rng.random(n) + 0.1, rng.normal(size=(m, k)) + moved, rng.random(m) + 0.1
-
-
-def penalised_loss(parameters, normals, normal_count, anomalies, anomaly_count, prior):
-    """The objective as it is written."""
-    weight, bias = parameters[:-1], parameters[-1]
-    share = normal_count / normal_count.sum() * anomaly_count.sum()
-    of_normals = share @ np.log1p(np.exp(normals @ weight + bias))
-    of_anomalies = anomaly_count @ np.log1p(np.exp(-(anomalies @ weight + bias)))
-    return of_normals + of_anomalies + 0.5 * np.square(weight - prior).sum()
-
-
-@settings(deadline=None, max_examples=25)
-@given(SEEDS, st.integers(1, 30), st.floats(-2, 3))
-def test_weights_are_the_minimum_of_the_penalised_loss(seed, m, shift):
-    evidence, prior = draw(seed, m=m, shift=shift), np.array([1.0, 0.5, 1.0, 0.0])
-    weight = stacked_weights(*evidence, prior)
-    assert (weight >= 0).all()
-    biases = np.linspace(-12, 12, 4801)
-    values = [penalised_loss(np.append(weight, bias), *evidence, prior) for bias in biases]
-    best = np.append(weight, biases[np.argmin(values)])
-    for i in range(4):
-        step = 1e-3 * np.eye(5)[i]
-        slope = (penalised_loss(best + step, *evidence, prior) - penalised_loss(best - step, *evidence, prior)) / 2e-3
-        assert slope == pytest.approx(0, abs=0.05) if weight[i] > 1e-6 else slope > -0.05
-
-
-@settings(deadline=None, max_examples=25)
-@given(SEEDS, st.integers(2, 4))
-def test_copies_that_share_one_count_change_nothing(seed, copies):
-    normals, normal_count, anomalies, anomaly_count = draw(seed)
-    repeated = (np.tile(anomalies, (copies, 1)), np.tile(anomaly_count / copies, copies))
-    more = (np.tile(normals, (copies, 1)), np.tile(normal_count, copies))  # normals count as much as the anomalies
-    expected = stacked_weights(normals, normal_count, anomalies, anomaly_count, np.ones(4))
-    np.testing.assert_allclose(stacked_weights(*more, *repeated, np.ones(4)), expected, atol=1e-3)
-
-
-@settings(deadline=None, max_examples=25)
-@given(SEEDS)
-def test_evidence_raises_the_weight_of_an_informative_score_above_that_of_noise(seed):
-    rng = np.random.default_rng(seed)
-    gaps = []
-    for m in (2, 60):
-        normals, anomalies = rng.normal(size=(300, 4)), rng.normal(size=(m, 4)) + np.array([0, 2.5, 0, 0])
-        weight = stacked_weights(normals, np.ones(300), anomalies, np.ones(m), np.ones(4))
-        gaps.append(weight[1] - weight[[0, 2, 3]].max())
-    assert gaps[1] > max(0.5, gaps[0])
-
-
-def test_a_score_that_is_wrong_about_known_anomalies_gets_no_weight():
-    rng = np.random.default_rng(0)
-    normals, anomalies = rng.normal(size=(100, 4)), rng.normal(size=(40, 4)) + np.array([2, -2, 2, 2])
-    assert stacked_weights(normals, np.ones(100), anomalies, np.ones(40), np.ones(4))[1] == 0
-
-
-@pytest.mark.parametrize("part", range(4))
-@pytest.mark.parametrize("value", [0.0, 0.1, -1e3])
-def test_a_score_without_spread_makes_no_nan(part, value):
-    normals, anomalies = scores([20, 20]), scores([15, 15], seed=1, shift=2.0)
-    normals.parts[:, part] = anomalies.parts[:, part] = value
-    (found,) = calibrate([(normals, anomalies)], [2], 30)
-    assert np.isfinite(found.fuse(anomalies.parts, anomalies.mode)).all()
-
-
-def test_one_unseen_normal_is_enough_to_go_on():
-    normals = scores([1])
-    (found,) = calibrate([(normals, scores([3], seed=1))], [1], 3)
-    assert np.isfinite(found.fuse(normals.parts, normals.mode)).all()
-
-
-def test_fused_score_is_the_weighted_sum_with_normality_subtracted():
-    found = Calibration(np.full((4, 1), 1.0), np.full((4, 1), 2.0), np.array([[1.0], [0.2], [0.1], [0.05]]))
-    parts = np.array([[3.0, 2.0, 1.0, 5.0]])
-    g, a, r, n = np.arcsinh((parts[0] - 1) / 2)
-    assert found.fuse(parts, np.array([0])).item() == pytest.approx(g + 0.2 * a + 0.1 * r - 0.05 * n)
-
-
-def test_printed_sum_is_of_the_raw_scores():
-    normals = scores([4, 5])
-    g, a, r, n = normals.parts.T
-    np.testing.assert_allclose(plain_sum(2).fuse(normals.parts, normals.mode), g + a + r - n)
-
-
-def test_backbones_are_weighed_together():
-    normals, anomalies = scores([60]), scores([20], seed=1)
-    useful = Evidence(anomalies.parts + 4 * normals.parts.std(0) * [1, 1, 1, -1], anomalies.mode, anomalies.count)
-    found = calibrate([(normals, anomalies), (scores([60], seed=2), useful)], [1, 1], 20)
-    assert found[1].weight.sum() > found[0].weight.sum() + 0.5
-    assert np.linalg.norm([each.weight for each in found]) == pytest.approx(LENGTH)
-    prior = calibrate([(normals, none_of(normals))] * 2, [1, 1], 0)
-    np.testing.assert_allclose([each.weight[:, 0] for each in prior], np.tile(prior_of(0) / 2**0.5, (2, 1)))
-
-
-def test_each_backbone_is_weighed_by_its_own_modes():
-    one, two = scores([60]), scores([30, 30], seed=2)
-    of_one, of_two = scores([20], seed=1), scores([20, 0], seed=3)  # all in the second backbone's first mode
-    first, second = calibrate([(one, of_one), (two, of_two)], [1, 2], 20)
-    assert (first.weight.shape, second.weight.shape) == ((4, 1), (4, 2))
-    assert np.linalg.norm([first.weight[:, 0], second.weight[:, 0]]) == pytest.approx(LENGTH)  # the same evidence
-    prior = calibrate([(one, none_of(of_one)), (two, none_of(of_two))], [1, 2], 1)[1].weight
-    of_prior = [np.abs(second.weight[:, j] - prior[:, j]).max() for j in range(2)]
-    assert of_prior[1] < of_prior[0]
-
-
-@pytest.fixture(scope="module")
-def make_pieces(make_rows):
-    """Training data with its closed form and heads."""
-
-    def make(n=60, n_known=3, views=2, seed=0):
-        rng = np.random.default_rng(seed)
-        normals = make_rows(rng.normal(size=(n, 8)) + 5 * (np.arange(n) % 2)[:, None], seed=1)
-        source = np.tile(np.arange(n_known), views)
-        known = make_rows(np.tile(rng.normal(size=(n_known, 8)) + 2, (views, 1)), spot=6.0, seed=2, source=source)
-        data = TrainingData(normals, normals.take(np.arange(0)), known)
-        pieces = {"closed_form": closed_form.fit(data, {}, CLOSED_FORM, seed, Context())}
-        if n_known:
-            pieces["heads"] = learned.fit(data, pieces, HEADS, seed, Context())
-        return data, pieces
-
-    return make
-
-
-@pytest.mark.parametrize(("n_known", "views"), [(2, 1), (3, 2), (7, 3)])
-def test_every_image_of_the_evidence_is_scored_by_models_without_it(make_pieces, n_known, views):
-    data, pieces = make_pieces(n_known=n_known, views=views)
-    closed_forms = closed_form.unpack(pieces["closed_form"])
-    normals, anomalies = gather_evidence(data, closed_forms, pieces["heads"], Context())
-    assert normals.count.sum() == pytest.approx(len(data.normals))
-    assert anomalies.count.sum() == pytest.approx(n_known)
-    assert len(anomalies.parts) == n_known * views
-    heads = learned.unpack_heads(pieces["heads"], closed_forms.final.standardiser)
-    rounds = [pieces["heads"].tensors[f"learns.{name}"].numpy() for name in ("normals", "anomalies")]
-    for group, rows, found in zip(rounds, (data.normals, data.anomalies), (normals, anomalies), strict=True):
-        learned_scores = heads.score(rows, torch.device("cpu"))
-        expected = []
-        for number, learns in enumerate(group[:-1]):
-            closed = closed_forms.without[number % len(closed_forms.without)].score(rows)
-            own = np.stack([closed.g, learned_scores[:, number, 0], closed.r, learned_scores[:, number, 1]], axis=1)
-            expected.append(own[~learns])
-        np.testing.assert_allclose(found.parts, np.concatenate(expected), rtol=1e-3, atol=1e-4)
-
-
-def test_a_single_known_anomaly_is_no_evidence(make_pieces):
-    data, pieces = make_pieces(n_known=1)
-    normals, anomalies = gather_evidence(data, closed_form.unpack(pieces["closed_form"]), pieces["heads"], Context())
-    assert len(anomalies.parts) == 0
-    (found,) = unpack_calibrations(calibration.fit(data, pieces, CALIBRATED, 0, Context()))
-    np.testing.assert_allclose(found.weight, np.repeat(prior_of(1)[:, None], found.weight.shape[1], axis=1))
-    assert normals.count.sum() == pytest.approx(60)
-
-
-def test_without_heads_the_closed_form_counts_alone(make_pieces):
-    data, pieces = make_pieces(n_known=0)
-    (found,) = unpack_calibrations(calibration.fit(data, pieces, CALIBRATED, 0, Context()))
-    np.testing.assert_allclose(found.weight, np.repeat(prior_of(0)[:, None], found.weight.shape[1], axis=1))
-    normals, anomalies = unsupervised_evidence(closed_form.unpack(pieces["closed_form"]))
-    assert len(normals.parts) == 60 and len(anomalies.parts) == 0
-
-
-@pytest.mark.parametrize("kept", ["g", "ar", "gan"])
-@pytest.mark.parametrize("fusion", ["repaired", "printed"])
-def test_scores_that_are_left_out_get_no_weight(make_pieces, kept, fusion):
-    data, pieces = make_pieces()
-    (part,) = unpack_calibrations(
-        calibration.fit(data, pieces, CALIBRATED | {"scores": list(kept), "fusion": fusion}, 0, Context())
-    )
-    left_out = np.array([name not in kept for name in "garn"])
-    assert (part.weight[left_out] == 0).all()
-    np.testing.assert_allclose(np.linalg.norm(part.weight, axis=0), len(kept) ** 0.5 if fusion == "printed" else LENGTH)
-    assert part.compressed == (fusion == "repaired")
-
-
-def test_scores_that_are_left_out_decide_nothing():
-    normals, anomalies = scores([60]), scores([20], seed=1, shift=1.0)
-    counted = np.array([True, True, False, False])
-    found = []
-    for shift in (0.0, 5.0):
-        changed = anomalies.parts + np.array([0, 0, 300.0, 0.01]) * shift
-        other = Evidence(changed, anomalies.mode, anomalies.count)
-        found.append(calibrate([(normals, other)], [1], 20, counted)[0].weight)
-    np.testing.assert_array_equal(*found)
-
-
-@pytest.mark.parametrize("counted", [[True, False, False, False], [True] * 4])
-def test_evidence_against_every_score_leaves_the_prior(counted):
-    normals = scores([60])
-    wrong = Evidence(normals.parts[:20] - 20 * SIGNS * normals.parts.std(0), np.zeros(20, int), np.ones(20))
-    (found,) = calibrate([(normals, wrong)], [1], 20, np.array(counted))
-    expected = prior_of(20) * counted
-    np.testing.assert_allclose(found.weight[:, 0], LENGTH * expected / np.linalg.norm(expected))
-
-
-def test_a_trained_global_score_is_standardised_on_its_own_values(make_pieces):
-    data, pieces = make_pieces()
-    closed_forms = closed_form.unpack(pieces["closed_form"])
-    before = unpack_calibrations(calibration.fit(data, pieces, CALIBRATED, 0, Context()))[0]
-    g = np.random.default_rng(0).normal(size=60) * 7 + 100 * closed_forms.labels
-    after = with_flow(before, g, closed_forms)
-    parts = np.zeros((60, 4))
-    parts[:, 0] = g
-    standardised = np.sinh(after.standardise(parts, closed_forms.labels)[:, 0])
-    for j in range(2):
-        own = standardised[closed_forms.labels == j]
-        np.testing.assert_allclose([own.mean(), own.std()], [0, 1], atol=1e-6)
-    np.testing.assert_array_equal(after.center[1:], before.center[1:])
-    np.testing.assert_array_equal(after.weight, before.weight)
-
-
-@pytest.mark.parametrize("fusion", ["repaired", "printed"])
-def test_calibrations_survive_storage(fusion):
-    normals, anomalies = scores([30, 30]), scores([10, 10], seed=1, shift=1.0)
-    found = calibrate([(normals, anomalies)] * 2, [2, 2], 20) if fusion == "repaired" else [plain_sum(2)] * 2
-    again = unpack_calibrations(calibration.pack(found))
-    for one, other in zip(found, again, strict=True):
-        expected = one.fuse(anomalies.parts, anomalies.mode)
-        np.testing.assert_array_equal(other.fuse(anomalies.parts, anomalies.mode), expected)
+def test_parts_and_contributions_are_weighted_and_positions_are_calibrated_as_images():
+    normals = evidence([20, 20], n_groups=3)
+    calibration, _ = calibrate(normals, 2)
+    calibration.weight.copy_(torch.rand(S, 2) + 0.1)
+    t = calibration(normals.scores, normals.p, normals.mode)
+    positions = calibration(normals.scores[:, None].expand(-1, 7, -1), normals.p, normals.mode)
+    torch.testing.assert_close(positions, t[:, None].expand(-1, 7, -1))
+    weight = calibration.weight.T[normals.mode]
+    added = torch.stack([(t * weight)[:, list(own)].sum(1) for own in MEMBERS], 1)
+    torch.testing.assert_close(calibration.contributions(t, normals.mode), added)
+    torch.testing.assert_close(calibration.contributions(positions, normals.mode)[:, 3], added)
+    whole = torch.stack([weight[:, list(own)].sum(1) for own in MEMBERS], 1)
+    expected = added / whole * torch.tensor([1.0, 1.0, 1.0, -1.0])  # S_n is a normality
+    torch.testing.assert_close(calibration.parts(t, normals.mode), expected)

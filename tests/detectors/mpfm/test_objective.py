@@ -1,178 +1,109 @@
-import dataclasses
-import itertools
+from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits, softplus
+from torch.nn.functional import softplus
 
-from mpfm_kedro.detectors.mpfm.modes import Path
-from mpfm_kedro.detectors.mpfm.objective import Batch, flow_losses, losses
-from mpfm_kedro.detectors.mpfm.trainer import draw_batch
+from mpfm_kedro.detectors.mpfm.flow import path_point
+from mpfm_kedro.detectors.mpfm.objective import Losses, flow_losses, losses, total
 
-VELOCITY = "velocity."
-# where the modes lie far apart nothing moves the weights of the components: velocity.logit may stay
-FLOW = {"velocity.read", "velocity.time", "velocity.mix", "velocity.mean", "velocity.logit"}
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-@pytest.fixture
-def batch(problem, schedule):
-    return draw_batch(problem.training, schedule, generator(), torch.device("cpu"))
+NETWORK = {f"flow.velocity.network.{name}" for name in ("read", "time", "bias", "write", "offset")}
+PROTOTYPES = {"flow.prototypes.mean", "flow.prototypes.logit"}
+REACHED = {
+    "flow_n": NETWORK,
+    "flow_a": NETWORK,
+    "mim": NETWORK | PROTOTYPES,
+    "score_g": NETWORK | PROTOTYPES | {"m_g.slope", "m_g.offset"},
+    "score_r": {"m_r.log_weight", "r_logit.slope", "r_logit.offset"},
+    "score_a": {"m_a.weight", "m_a.bias"},
+    "score_n": {"m_n.weight", "m_n.bias"},
+}
 
 
-def reached(flow, loss):
+def generator():
+    return torch.Generator().manual_seed(0)
+
+
+def terms(problem, batch=None, **forms):
+    return losses(problem.modules, batch or problem.batch(), replace(problem.forms, **forms), generator())[0]
+
+
+def reached(problem, term, **forms):
     """Names of the parameters with a gradient."""
-    flow.zero_grad(set_to_none=True)
-    loss.backward()
-    return {name for name, p in flow.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+    problem.modules.zero_grad(set_to_none=True)
+    getattr(terms(problem, **forms), term).sum().backward()
+    found = problem.modules.named_parameters()
+    return {name for name, p in found if p.grad is not None and p.grad.abs().sum() > 0}
 
 
-def layers(names):
-    return {name.rsplit(".", 1)[0] for name in names}
+@pytest.mark.parametrize("name", Losses._fields)
+def test_each_term_trains_what_it_shall(problem, name):
+    assert reached(problem, name) == REACHED[name]
 
 
-@pytest.fixture
-def terms(problem, batch, options, wake):
-    """Every term of the awake flow, computed anew for each backward pass."""
-    flow = wake(problem.flow)
-
-    def term(name, **changes):
-        found, _ = losses(flow, batch, dataclasses.replace(options, **changes), generator(1))
-        return getattr(found, name)
-
-    return flow, term
+def test_every_parameter_is_trained_by_some_term_and_no_buffer(problem):
+    assert set().union(*REACHED.values()) == {name for name, _ in problem.modules.named_parameters()}
+    assert not any(value.requires_grad for value in problem.modules.buffers())
+    found = terms(problem)
+    torch.testing.assert_close(total(found, 0.3), sum(found) - 0.7 * found.mim)
 
 
-@pytest.mark.parametrize("name", ["flow_normal", "flow_anomaly"])
-def test_flow_losses_train_the_velocity_network_alone(terms, name):
-    flow, term = terms
-    found = layers(reached(flow, term(name)))
-    assert FLOW - {"velocity.logit"} <= found <= FLOW
+def test_printed_forms_train_other_things(problem, make_problem):
+    assert reached(problem, "score_g", likelihood=True) == NETWORK | PROTOTYPES
+    assert reached(make_problem(residual="printed").wake(), "score_r") >= REACHED["score_r"] | NETWORK
 
 
-def test_flow_losses_leave_the_prototypes_alone_with_an_independent_draw_too(terms, problem, batch, options):
-    flow, _ = terms
-    drawn = dataclasses.replace(batch, path=None)
-    loss = sum(flow_losses(flow, drawn, batch.label == 0, options, generator()))
-    found = layers(reached(flow, loss))
-    assert FLOW - {"velocity.logit"} <= found <= FLOW
+def test_normality_learns_the_normals_and_the_printed_form_the_anomalies(problem):
+    batch, module = problem.batch(), problem.modules.m_n
+    means = [batch.z[batch.abnormal == kind].mean(0) for kind in (False, True)]
+    for printed, sign in ((False, 1), (True, -1)):
+        module.weight.data.zero_(), module.bias.data.zero_()
+        (gradient,) = torch.autograd.grad(terms(problem, batch, normality_target=printed).score_n.sum(), module.weight)
+        assert -sign * gradient[-1] @ (means[0] - means[1]) > 0
 
 
-@pytest.mark.parametrize("name", ["mim", "score_g"])
-def test_information_and_global_score_train_flow_and_prototypes(terms, name):
-    flow, term = terms
-    found = reached(flow, term(name))
-    assert found >= {"prototypes.mean", "prototypes.logit"}
-    assert layers(found) >= FLOW - {"velocity.logit"}
-    own = {"global_score.slope", "global_score.offset"} if name == "score_g" else set()
-    assert {item for item in found if not item.startswith(VELOCITY)} == {"prototypes.mean", "prototypes.logit"} | own
+def test_push_is_softplus_of_the_margin_per_dimension_and_knows_its_normals_as_constants(problem):
+    batch, flow, draws = problem.batch(), problem.modules.flow, generator()
+    point = path_point(batch.x, flow.coupled_target(batch.x, batch.p, draws), draws)
+    log_q = flow.q.components(point.x_t, point.t, batch.p).log_prob(point.u) / 6
+    of_normals = (batch.normals * log_q).sum(1)
+    pushed = (batch.anomalies * softplus(log_q - of_normals.detach()[:, None] + 0.4)).sum(1)
+    found = flow_losses(flow, batch, replace(problem.forms, push_margin=0.4), generator())
+    torch.testing.assert_close(torch.stack(found), torch.stack([-of_normals, pushed]))
+    network = list(flow.velocity.parameters())
+    for one, other in zip(*(torch.autograd.grad(loss.sum(), network) for loss in (found[1], pushed)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
-def test_scale_and_modes_are_never_trained(terms, problem, options, batch):
-    flow, _ = terms
-    found, _ = losses(flow, batch, options, generator())
-    found.total(options).backward()
-    trained = {name for name, _ in flow.named_parameters()}
-    assert not {name for name in trained if "modes" in name or "scale" in name}
-    assert all(not buffer.requires_grad and buffer.grad is None for buffer in flow.buffers())
+def test_push_is_bounded_and_the_printed_one_is_not(problem):
+    batch = problem.batch()
+    moved = replace(batch, x=batch.x + 1000 * batch.abnormal[:, None])
+    near, far = (flow_losses(problem.modules.flow, own, problem.forms, generator())[1] for own in (batch, moved))
+    assert (near > far).all() and far.min() >= 0 and far.max() < 1e-3
+    assert flow_losses(problem.modules.flow, moved, replace(problem.forms, push=True), generator())[1].max() < -1000
 
 
-def test_total_is_the_weighted_sum(problem, batch, options, wake):
-    found, _ = losses(wake(problem.flow), batch, options, generator())
-    torch.testing.assert_close(found.total(options), sum(found) - 0.9 * found.mim)
+def test_information_counts_normals_only(problem):
+    batch = problem.batch()
+    moved = replace(batch, x=batch.x + 7 * batch.abnormal[:, None])
+    torch.testing.assert_close(terms(problem, batch).mim, terms(problem, moved).mim)
+    repaired, printed = (terms(problem, batch, mutual_information=form).mim for form in (False, True))
+    assert repaired.max() < 0 < printed.min()
 
 
-def test_global_score_is_trained_on_the_labels(problem, batch, options, wake):
-    flow = wake(problem.flow)
-    found, _ = losses(flow, batch, options, generator())
-    score = flow.global_score(flow.nll(flow.psi(batch.z, batch.start)))
-    torch.testing.assert_close(found.score_g, binary_cross_entropy_with_logits(score, (batch.label != 0).float()))
+def test_what_a_round_leaves_out_counts_nothing_in_it(problem):
+    batch = problem.batch()
+    torch.testing.assert_close(batch.normals.sum(1), torch.ones(4))
+    before = torch.stack(terms(problem, batch))
+    for r in range(3):
+        out = (batch.weight[r] == 0)[:, None]
+        assert out.any()
+        changed = replace(batch, x=batch.x + 3 * out, z=batch.z + 3 * out, squares=batch.squares + 3 * out)
+        after = torch.stack(terms(problem, replace(changed, v=batch.v + 3 * out[..., None])))
+        torch.testing.assert_close(after[:, r], before[:, r])
 
 
-def test_label_two_counts_as_an_anomaly(problem, batch, options, wake):
-    flow = wake(problem.flow)
-    ones, twos = (
-        losses(flow, dataclasses.replace(batch, label=batch.label * factor), options, generator())[0]
-        for factor in (1, 2)
-    )
-    torch.testing.assert_close(torch.stack(list(ones)), torch.stack(list(twos)))
-
-
-def pushed(problem, batch, options, distance):
-    """The push when anomalies end ``distance`` away from where the field sends them."""
-    end = batch.path.end + distance * (batch.label != 0).float()[:, None]
-    path = problem.flow.modes.path(batch.z, end)
-    return flow_losses(problem.flow, dataclasses.replace(batch, path=path), batch.label == 0, options, generator())
-
-
-def test_push_is_bounded_and_fades_as_anomalies_become_unlikely(problem, batch, options):
-    found = [pushed(problem, batch, options, distance)[1].item() for distance in (0, 1, 2, 5, 1000)]
-    assert all(later < earlier for earlier, later in itertools.pairwise(found))
-    assert 0 <= found[-1] < 1e-3
-    assert found[0] < 10
-    assert len({pushed(problem, batch, options, distance)[0].item() for distance in (0, 5)}) == 1
-
-
-def test_push_is_softplus_of_the_margin_per_dimension(problem, batch, options):
-    normal = batch.label == 0
-    push_margin = 0.4
-    flow_normal, flow_anomaly = flow_losses(
-        problem.flow, batch, normal, dataclasses.replace(options, push_margin=push_margin), generator(5)
-    )
-    t = torch.rand(len(batch.z), 1, generator=generator(5))
-    q = problem.flow.velocity((1 - t) * batch.z + t * batch.path.end, t)
-    log_prob = q.log_prob(batch.path.end - batch.z, 1.0) / batch.z.shape[1]
-    torch.testing.assert_close(flow_normal, -log_prob[normal].mean())
-    margin = log_prob[~normal] - log_prob[normal].mean() + push_margin
-    torch.testing.assert_close(flow_anomaly, softplus(margin).mean())
-
-
-def test_untrained_field_fits_the_coupled_normals_perfectly(problem, batch, options):
-    flow_normal, _ = flow_losses(problem.flow, batch, batch.label == 0, options, generator())
-    perfect = 0.5 * torch.log(torch.tensor(2 * torch.pi))
-    torch.testing.assert_close(flow_normal, perfect, rtol=0, atol=1e-3)
-
-
-def test_normals_alone_push_nothing(problem, options):
-    rows = problem.training.normals
-    z = torch.from_numpy(rows.z[:8])
-    batch = Batch(z, None, Path(*(part[:8] for part in rows.path)), torch.zeros(8))
-    found, _ = losses(problem.flow, batch, options, generator())
-    assert found.flow_anomaly.item() == 0
-    assert all(value.isfinite() for value in found)
-
-
-def test_information_counts_normals_only(problem, batch, options):
-    psi = batch.start.psi + 7 * batch.label[:, None]
-    moved = dataclasses.replace(batch, start=batch.start._replace(psi=psi))
-    first, second = (losses(problem.flow, b, options, generator())[1].mutual for b in (batch, moved))
-    torch.testing.assert_close(first, second)
-
-
-def test_printed_information_has_the_other_sign(terms):
-    _, term = terms
-    repaired, printed = term("mim"), term("mim", printed_mutual_information=True)
-    assert repaired.item() < 0 < printed.item()
-
-
-def test_push_moves_anomalies_and_not_the_normals_they_are_compared_with(problem, batch, options):
-    z = batch.z.clone().requires_grad_()
-    normal = batch.label == 0
-    _, push = flow_losses(problem.flow, dataclasses.replace(batch, z=z), normal, options, generator())
-    push.backward()
-    assert z.grad[normal].abs().max() == 0
-    assert z.grad[~normal].abs().max() > 0
-
-
-def test_pseudo_anomalies_count_by_their_weight(problem, batch, options, wake):
-    flow = wake(problem.flow)
-    without = dataclasses.replace(options, pseudo_weight=0.0)
-    with torch.inference_mode():
-        half, _ = losses(flow, batch, dataclasses.replace(options, pseudo_weight=0.5), generator(1))
-        whole, _ = losses(flow, batch, options, generator(1))
-        none, _ = losses(flow, batch, without, generator(1))
-    torch.testing.assert_close(half.score_g, (whole.score_g + none.score_g) / 2)
-    assert none.score_g < whole.score_g
+def test_normals_alone_have_finite_terms(make_problem):
+    problem = make_problem(n_known=0)
+    found = terms(problem, problem.training.batch(torch.arange(12), torch.arange(0)))
+    assert all(value.isfinite().all() for value in found) and found.flow_a.abs().max() == 0

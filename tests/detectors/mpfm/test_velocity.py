@@ -4,78 +4,73 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
-from mpfm_kedro.detectors.mpfm.velocity import Velocity, VelocityMixture, time_features
+from mpfm_kedro.detectors.mpfm.velocity import (
+    CoupledVelocity,
+    NetworkVelocity,
+    ResidualNetwork,
+)
+
+R, B, D = 2, 5, 4
 
 
-def at_random(seed=0, b=5, c=3, d=4):
-    generator = torch.Generator().manual_seed(seed)
-    log_weight = torch.randn(b, c, generator=generator).log_softmax(1)
-    return Velocity(log_weight, torch.randn(b, c, d, generator=generator)), torch.randn(b, d, generator=generator)
+def double(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def made(k=3, seed=0, printed=False):
+    """A velocity with an awake network in double precision, and points where it is read: x_t, t and p."""
+    torch.manual_seed(seed)
+    network = ResidualNetwork(R, D, 6, k * (D + 1) if printed else D, torch.Generator()).double()
+    network.write.data, network.offset.data = 0.3 * double(*network.write.shape), 0.3 * double(*network.offset.shape)
+    velocity = NetworkVelocity(network, k) if printed else CoupledVelocity(double(R, k, D), double(R, k).exp(), network)
+    return velocity, (double(R, B, D), torch.rand(R, B, 1).double(), double(R, B, k).softmax(2))
+
+
+def as_torch(q, scale):
+    components = Independent(Normal(q.mean, torch.full_like(q.mean, scale)), 1)
+    return MixtureSameFamily(Categorical(logits=q.log_weight), components)
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.integers(0, 1000), st.integers(1, 5), st.integers(1, 6), st.floats(0.2, 3.0))
-def test_log_prob_is_that_of_the_mixture(seed, c, d, scale):
-    q, u = at_random(seed, c=c, d=d)
-    components = Independent(Normal(q.mean, torch.full_like(q.mean, scale)), 1)
-    reference = MixtureSameFamily(Categorical(logits=q.log_weight), components).log_prob(u)
-    torch.testing.assert_close(q.log_prob(u, scale), reference, rtol=1e-4, atol=1e-4)
+@given(st.integers(1, 5), st.integers(0, 1000), st.booleans())
+def test_field_and_likelihood_are_those_of_the_components_written_out(k, seed, printed):
+    velocity, at = made(k, seed, printed)
+    q, u = velocity.components(*at), double(R, B, D)
+    torch.testing.assert_close(velocity.field(*at), q.field)
+    torch.testing.assert_close(velocity.log_prob(u, *at), q.log_prob(u))
+    torch.testing.assert_close(q.log_prob(u), as_torch(q, 1.0).log_prob(u))
 
 
-def test_field_is_the_mean_of_the_mixture():
-    q, _ = at_random()
-    by_hand = sum(q.log_weight[:, k, None].exp() * q.mean[:, k] for k in range(3))
-    torch.testing.assert_close(q.field, by_hand)
+@pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
+def test_a_shared_scale_does_not_move_the_mean_velocity(scale):
+    velocity, at = made()
+    torch.testing.assert_close(velocity.field(*at), as_torch(velocity.components(*at), scale).mean)
 
 
-def test_untrained_field_is_the_closed_form_of_the_modes(make_modes):
-    modes = make_modes(d=5, ranks=(2, 3))
-    velocity = VelocityMixture(5, 99, 8, modes).double()
-    z_t, t = torch.randn(7, 5, dtype=torch.float64), torch.rand(7, 1, dtype=torch.float64)
-    q, start = velocity(z_t, t), modes.at(z_t, t)
-    assert velocity.components == 2
-    torch.testing.assert_close(q.mean, start.velocity)
-    torch.testing.assert_close(q.log_weight, start.log_prob.log_softmax(1))
+def test_the_loss_of_one_component_is_the_squared_error_up_to_a_constant():
+    velocity, at = made(k=1)
+    u = double(R, B, D)
+    found, squared = -velocity.log_prob(u, *at), 0.5 * (u - velocity.field(*at)).square().sum(2)
+    torch.testing.assert_close(found - squared, (found - squared)[0, 0].expand(R, B))
+    gradients = [torch.autograd.grad(loss.sum(), list(velocity.parameters())) for loss in (found, squared)]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
 
 
-def test_network_is_added_to_the_closed_form(make_modes):
-    modes = make_modes(d=5, ranks=(2, 3))
-    velocity = VelocityMixture(5, 99, 8, modes).double()
-    for layer in (velocity.mean, velocity.logit):
-        torch.nn.init.normal_(layer.weight)
-    z_t, t = torch.randn(7, 5, dtype=torch.float64), torch.rand(7, 1, dtype=torch.float64)
-    q, start, residual = velocity(z_t, t), modes.at(z_t, t), velocity.residual(z_t, t)
-    assert residual.mean.abs().min() > 0
-    torch.testing.assert_close(q.mean, start.velocity + residual.mean)
-    posterior = start.log_prob.softmax(1) * residual.log_weight.exp()
-    torch.testing.assert_close(q.log_weight.exp(), posterior / posterior.sum(1, keepdim=True))
+@pytest.mark.parametrize("t", [0.0, 0.3, 1.0])
+def test_each_component_moves_along_the_straight_path_of_its_group(t):
+    velocity, (x, _, p) = made()
+    velocity.network = None
+    end = velocity.center[:, None] + velocity.gain[:, None, :, None] * (x[:, :, None] - velocity.center[:, None])
+    for k in range(3):
+        x_t = (1 - t) * x + t * end[:, :, k]
+        found = velocity.components(x_t, torch.full((R, B, 1), t).double(), p).mean[:, :, k]
+        torch.testing.assert_close(found, end[:, :, k] - x, rtol=1e-6, atol=1e-6)
 
 
-def test_likelihood_of_velocities_reaches_every_layer_where_modes_overlap(make_modes):
-    velocity = VelocityMixture(5, 99, 8, make_modes(d=5, ranks=(2, 3), far=0.3)).double()
-    for layer in (velocity.mean, velocity.logit):
-        torch.nn.init.normal_(layer.weight, std=0.1)
-    q = velocity(torch.randn(7, 5, dtype=torch.float64), torch.rand(7, 1, dtype=torch.float64))
-    q.log_prob(torch.randn(7, 5, dtype=torch.float64), 1.0).sum().backward()
-    assert all(parameter.grad.abs().sum() > 0 for parameter in velocity.parameters())
-
-
-def test_without_modes_every_component_comes_from_the_network():
-    velocity = VelocityMixture(5, 6, 8, None)
-    q = velocity(torch.randn(3, 5), torch.rand(3, 1))
-    assert q.mean.shape == (3, 6, 5)
-    assert q.mean.abs().max() == 0
-    torch.testing.assert_close(q.log_weight.exp(), torch.full((3, 6), 1 / 6))
-
-
-def test_time_features_tell_times_apart():
-    features = time_features(torch.linspace(0, 1, 101)[:, None])
-    distance = torch.cdist(features, features) + 10 * torch.eye(101)
-    assert features.shape == (101, 16)
-    assert distance.min() > 0.3
-
-
-@pytest.mark.parametrize("with_modes", [True, False])
-def test_modes_are_no_parameters_of_the_velocity(make_modes, with_modes):
-    velocity = VelocityMixture(5, 2, 8, make_modes() if with_modes else None)
-    assert not any(name.startswith("modes") for name, _ in velocity.named_parameters())
+def test_a_new_network_adds_nothing_and_a_printed_one_has_distinct_components():
+    x, t = torch.randn(R, B, D), torch.rand(R, B, 1)
+    assert ResidualNetwork(R, D, 6, D, torch.Generator())(x, t).abs().max() == 0
+    printed = NetworkVelocity(ResidualNetwork(R, D, 6, 3 * (D + 1), torch.Generator(), zero=False), 3)
+    mean = printed.components(x, t, torch.ones(R, B, 3)).mean
+    assert (mean[:, :, 0] - mean[:, :, 1]).abs().min() > 0

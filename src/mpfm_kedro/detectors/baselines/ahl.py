@@ -199,7 +199,6 @@ class AHL(NetworkDetector):
     name: ClassVar[str] = "AHL"
     differs: ClassVar[str] = "over DevNet alone, one subset per step, pseudo-anomalies by CutMix alone"
     budget: ClassVar[str] = "{steps} steps of 48, each after 3 inner steps of 48"
-    seconds: ClassVar[float] = 33
 
     @classmethod
     def network_like(cls, stored: Mapping[str, Tensor]) -> nn.Module:

@@ -35,7 +35,6 @@ class DevNet(GradientDetector):
     """
 
     name: ClassVar[str] = "DevNet"
-    seconds: ClassVar[float] = 9
     learning_rate: ClassVar[float] = 3e-2
 
     def network(self, inputs: list[TrainingInput], n_normals: int) -> nn.Module:

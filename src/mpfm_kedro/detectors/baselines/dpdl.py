@@ -18,7 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, normalize, sof
 
 from mpfm_kedro.detectors.baselines.gradient_training import NORMAL, GradientDetector, TopPositions
 from mpfm_kedro.detectors.inputs import TrainingInput
-from mpfm_kedro.detectors.mpfm.flow import GlobalScore
+from mpfm_kedro.detectors.mpfm.modules import Logit
 
 DIMENSION = 128
 PROTOTYPES = 16
@@ -122,7 +122,7 @@ class PrototypeNetwork(nn.Module):
     """
 
     def __init__(
-        self, projection: nn.Linear, bridge: Bridge, prototypes: Prototypes, global_score: GlobalScore, channels: int
+        self, projection: nn.Linear, bridge: Bridge, prototypes: Prototypes, global_score: Logit, channels: int
     ) -> None:
         super().__init__()
         self.projection = projection
@@ -148,7 +148,7 @@ class PrototypeNetwork(nn.Module):
         spread = float((end[:, None] - mean).square().mean(2).amin(1).mean().sqrt())
         prototypes = Prototypes(mean, share, max(spread, 1e-3))
         nll = prototypes.nll(prototypes.standardised(end))
-        global_score = GlobalScore(float(nll.mean()), float(nll.std(correction=0)))
+        global_score = Logit(nll.mean()[None], nll.std(correction=0)[None])
         return cls(projection, bridge, prototypes, global_score, channels)
 
     def forward(self, pooled: Tensor, maps: Tensor) -> Output:
@@ -159,7 +159,7 @@ class PrototypeNetwork(nn.Module):
         nearest = offset.square().sum(2).argmin(1)
         residual = offset[torch.arange(len(offset), device=offset.device), nearest]
         scores = [
-            self.global_score(nll),
+            self.global_score(nll[None])[0],
             self.local_score(maps)[:, 0],
             self.residual_score(residual),
             -self.normality(pooled),
@@ -182,7 +182,6 @@ class DPDL(GradientDetector):
 
     name: ClassVar[str] = "DPDL"
     differs: ClassVar[str] = "no published code: sizes, margin and weights of the losses are ours"
-    seconds: ClassVar[float] = 18
     reads: ClassVar[tuple[str, ...]] = ("pooled", "maps")
     uses_pseudo: ClassVar[bool] = True
     learning_rate: ClassVar[float] = 3e-2
@@ -200,7 +199,7 @@ class DPDL(GradientDetector):
             nn.Linear(stored["projection.weight"].shape[1], DIMENSION),
             Bridge(mean, share),
             Prototypes(mean, share, 1.0),
-            GlobalScore(0.0, 1.0),
+            Logit(torch.zeros(1), torch.ones(1)),
             stored["local_score.linear.weight"].shape[1],
         )
 

@@ -79,7 +79,6 @@ class DRA(GradientDetector):
 
     name: ClassVar[str] = "DRA"
     differs: ClassVar[str] = "residual head of 16 channels, one scale, references without pseudo-anomalies"
-    seconds: ClassVar[float] = 35
     learning_rate: ClassVar[float] = 1e-2
     reads: ClassVar[tuple[str, ...]] = ("pooled", "maps")
     uses_pseudo: ClassVar[bool] = True

@@ -16,7 +16,7 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from mpfm_kedro.detectors.mpfm.mode_fitting import Spectrum
+from mpfm_kedro.detectors.mpfm.whitening import Spectrum
 
 NEIGHBOURS = 5
 

@@ -40,7 +40,6 @@ class FLOS(GradientDetector):
     """
 
     name: ClassVar[str] = "FLOS"
-    seconds: ClassVar[float] = 9
     learning_rate: ClassVar[float] = 3e-2
 
     def network(self, inputs: list[TrainingInput], n_normals: int) -> nn.Module:

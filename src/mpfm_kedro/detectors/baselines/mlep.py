@@ -58,7 +58,6 @@ class MLEP(GradientDetector):
 
     name: ClassVar[str] = "MLEP"
     differs: ClassVar[str] = "predicts whether an image is abnormal in place of the next frame of a video"
-    seconds: ClassVar[float] = 7
     learning_rate: ClassVar[float] = 1e-3
     reads: ClassVar[tuple[str, ...]] = ("pooled",)
 

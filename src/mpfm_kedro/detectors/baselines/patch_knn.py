@@ -30,7 +30,6 @@ class PatchNeighbours(Detector):
     supervised: ClassVar[bool] = False
     random: ClassVar[bool] = True
     budget: ClassVar[str] = "nothing is fitted: 2,000 patches of the normals are kept"
-    seconds: ClassVar[float] = 2.2
 
     _center: Tensor
     _spread: Tensor

@@ -22,18 +22,14 @@ from mpfm_kedro.detectors.baselines.estimators import (
     Neighbours,
     Standardiser,
 )
-from mpfm_kedro.detectors.mpfm.mode_fitting import (
-    SHRINKAGES,
-    choose_partition,
-    choose_shrinkage,
-    folds,
-    log_likelihoods,
-    spectra_of,
-)
+from mpfm_kedro.detectors.mpfm.modes import choose_partition
+from mpfm_kedro.detectors.mpfm.rounds import assign_folds
+from mpfm_kedro.detectors.mpfm.whitening import SHRINKAGES, Spectrum
 from mpfm_kedro.detectors.pieces import Piece
 
 MAX_MODES = 4
 MIN_MODE_SIZE = 50
+FOLDS = 5
 
 
 class PooledDetector(Detector):
@@ -83,7 +79,6 @@ class Mahalanobis(PooledDetector):
     supervised: ClassVar[bool] = False
     random: ClassVar[bool] = False
     budget: ClassVar[str] = "closed form: Ledoit-Wolf covariance of the normals"
-    seconds: ClassVar[float] = 2
     estimator_type: ClassVar[type[Estimator]] = Gaussian
 
     def estimate(self, normals: np.ndarray, known: np.ndarray, seed: int) -> Gaussian:
@@ -102,12 +97,11 @@ class MixtureOfModes(PooledDetector):
     supervised: ClassVar[bool] = False
     random: ClassVar[bool] = True
     budget: ClassVar[str] = "closed form: K-means partition, shrinkage by the likelihood of held-out normals"
-    seconds: ClassVar[float] = 3
     estimator_type: ClassVar[type[Estimator]] = ModeMixture
 
     def estimate(self, normals: np.ndarray, known: np.ndarray, seed: int) -> ModeMixture:
         """Partition, shrinkage and covariances."""
-        fold = folds(len(normals), seed)
+        fold = assign_folds(len(normals), FOLDS, seed)
         unseen = fold == 0
         label, _ = choose_partition(normals, fold, MAX_MODES, MIN_MODE_SIZE, seed)
         n_modes = int(label.max()) + 1
@@ -125,7 +119,6 @@ class NearestNormals(PooledDetector):
     supervised: ClassVar[bool] = False
     random: ClassVar[bool] = False
     budget: ClassVar[str] = "nothing is fitted: all normals are kept"
-    seconds: ClassVar[float] = 0.1
     estimator_type: ClassVar[type[Estimator]] = Neighbours
 
     def estimate(self, normals: np.ndarray, known: np.ndarray, seed: int) -> Neighbours:
@@ -140,7 +133,6 @@ class LogisticRegression(PooledDetector):
     supervised: ClassVar[bool] = True
     random: ClassVar[bool] = False
     budget: ClassVar[str] = "convex problem, solved to convergence (L-BFGS)"
-    seconds: ClassVar[float] = 2
     estimator_type: ClassVar[type[Estimator]] = LogisticModel
 
     def estimate(self, normals: np.ndarray, known: np.ndarray, seed: int) -> LogisticModel:
@@ -159,7 +151,6 @@ class LogisticRegressionAndMahalanobis(Detector):
     supervised: ClassVar[bool] = True
     random: ClassVar[bool] = True
     budget: ClassVar[str] = "both parts solved as above, five more times for the standardisation"
-    seconds: ClassVar[float] = 12
 
     _distance: Mahalanobis
     _logit: LogisticModel
@@ -171,7 +162,7 @@ class LogisticRegressionAndMahalanobis(Detector):
 
     def _fit_beside(self, distance: Mahalanobis, data: TrainingData, seed: int) -> Self:
         normals, known = (distance.standardise(rows.pooled) for rows in (data.normals, data.known))
-        fold, unseen = folds(len(normals), seed), np.empty((len(normals), 2))
+        fold, unseen = assign_folds(len(normals), FOLDS, seed), np.empty((len(normals), 2))
         for number in range(int(fold.max()) + 1):
             own = fold == number
             logit, gaussian = LogisticModel.fit(normals[~own], known), Gaussian.fit(normals[~own])
@@ -235,3 +226,30 @@ class LogisticRegressionAndMahalanobis(Detector):
 def _parts(logit: Estimator, distance: Estimator, z: np.ndarray) -> np.ndarray:
     """Logit and distance: (n, d) → (n, 2)."""
     return np.stack([logit.scores(z), distance.scores(z)], axis=1)
+
+
+def choose_shrinkage(likelihoods: list[np.ndarray], labels: list[np.ndarray], n_modes: int) -> np.ndarray:
+    """The shrinkage of each mode (J,) that held-out normals of the mode find most likely.
+
+    Args:
+        likelihoods: of each fold's held-out normals under each mode and shrinkage, (n_f, J, shrinkages).
+        labels: their modes (n_f,).
+        n_modes: J.
+    """
+    table, label = np.concatenate(likelihoods), np.concatenate(labels)
+    chosen = []
+    for j in range(n_modes):
+        own = label == j if (label == j).any() else np.ones(len(label), dtype=bool)
+        chosen.append(SHRINKAGES[table[own, j].mean(0).argmax()])
+    return np.array(chosen)
+
+
+def spectra_of(z: np.ndarray, labels: np.ndarray, n_modes: int) -> list[Spectrum]:
+    """The spectrum of each mode; of all normals where a mode has fewer than two."""
+    groups = [z[labels == j] for j in range(n_modes)]
+    return [Spectrum.of(group if len(group) > 1 else z) for group in groups]
+
+
+def log_likelihoods(spectra: list[Spectrum], z: np.ndarray) -> np.ndarray:
+    """log N(z; m_j, Σ_j) of each mode at each shrinkage, (n, d) → (n, J, shrinkages)."""
+    return np.stack([spectrum.log_likelihoods(z) for spectrum in spectra], axis=1)

@@ -33,7 +33,6 @@ class SAOE(GradientDetector):
 
     name: ClassVar[str] = "SAOE"
     differs: ClassVar[str] = "no outlier exposure: a run has no images of other datasets"
-    seconds: ClassVar[float] = 11
     learning_rate: ClassVar[float] = 3e-2
     uses_pseudo: ClassVar[bool] = True
 

@@ -1,290 +1,258 @@
-"""The closed form: what is known of the normals before anything is learned from an anomaly.
+"""Initialisation: K-means++ groups, whitening and prototypes of patches, in every round of cross-fitting.
 
-Standardiser, modes, patch prototypes: once of all normals, and once without each of some folds of them. What the
-models without a fold say of its normals is what the final one will say of new normals; calibration rests on it.
+Nothing is learned from an anomaly here. What the closed form without a fold says of the fold's normals is what the
+final one will say of new normals: training and calibration rest on it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpfm_kedro.backbones.rows import FeatureRows
-from mpfm_kedro.detectors.base import DEFAULT_MEMORY, Artefact, Context, TrainingData
-from mpfm_kedro.detectors.mpfm.heads import top_number
-from mpfm_kedro.detectors.mpfm.mode_fitting import (
-    build_modes,
-    choose_partition,
-    choose_shrinkage,
-    folds,
-    log_likelihoods,
-    spectra_of,
-)
-from mpfm_kedro.detectors.mpfm.modes import Modes, Start
+from mpfm_kedro.detectors.mpfm.flow import Flow
+from mpfm_kedro.detectors.mpfm.groups import Groups, fit_partition, means_of
 from mpfm_kedro.detectors.mpfm.patch_fitting import SmoothedPatches, fit_patch_prototypes
-from mpfm_kedro.detectors.mpfm.patches import PatchPrototypes, position_scale, smooth
+from mpfm_kedro.detectors.mpfm.patches import Nearest, PatchPrototypes, position_scale, to_patches, top_positions
+from mpfm_kedro.detectors.mpfm.prototypes import PrototypeMixture
+from mpfm_kedro.detectors.mpfm.standardiser import Standardiser, fit_standardiser
+from mpfm_kedro.detectors.mpfm.velocity import CoupledVelocity
+from mpfm_kedro.detectors.mpfm.whitening import SHRINKAGES, Spectrum, Whitening, no_whitening
 
-ROWS_AT_ONCE = 256
-_MODES = ("weight", "mean", "basis", "variance", "residual_variance", "target_mean")
-_PATCHES = ("number", "center", "whitening", "mean", "scale")
-
-
-@dataclass(frozen=True)
-class Standardiser:
-    """Centre and spread of features, fitted on training normals; maps are standardised by channel."""
-
-    pooled_center: Tensor
-    pooled_spread: Tensor
-    map_center: Tensor
-    map_spread: Tensor
-
-    def z(self, rows: FeatureRows) -> np.ndarray:
-        """Standardised pooled statistics of stored features, (n, d)."""
-        return (rows.pooled - self.pooled_center.numpy()) / self.pooled_spread.numpy()
+GAIN_PRIOR = 20  # normals that the gain of a group is drawn to that of all
 
 
-class ClosedScores(NamedTuple):
-    """The scores in closed form of n images: S_g (n,) and S_r (n,), the most probable mode (n,)."""
+class Entered(NamedTuple):
+    """Images as they enter the flow: x (n, d), group weights p (n, K), mode (n,)."""
 
-    g: np.ndarray
-    r: np.ndarray
-    mode: np.ndarray
+    x: Tensor
+    p: Tensor
+    mode: Tensor
 
 
-@dataclass(frozen=True)
-class ClosedForm:
-    """Modes of the normal images and prototypes of their patches.
+class ClosedForm(nn.Module):
+    """The start of the flow in one round: groups, whitening, prototypes of patches.
 
     Args:
-        standardiser: centre and spread of the features.
-        modes: of the normals.
+        standardiser: of the features, the same in all rounds.
+        groups: of the normals.
+        whitening: A.
         patches: prototypes of patches.
-        top_share: share of the positions that S_r averages.
+        flow: without a network, R = 1.
     """
 
-    standardiser: Standardiser
-    modes: Modes
-    patches: PatchPrototypes
-    top_share: float
+    def __init__(
+        self, standardiser: Standardiser, groups: Groups, whitening: Whitening, patches: PatchPrototypes, flow: Flow
+    ) -> None:
+        super().__init__()
+        self.standardiser = standardiser
+        self.groups = groups
+        self.whitening = whitening
+        self.patches = patches
+        self.flow = flow
+
+    @property
+    def center(self) -> Tensor:
+        """m (K, d), the whitened means of the groups."""
+        velocity = self.flow.velocity
+        assert isinstance(velocity, CoupledVelocity)
+        return velocity.center[0]
+
+    def enter(self, z: Tensor) -> Entered:
+        """x = A z, p_k(z) and the mode of standardised features (n, d)."""
+        p, mode = self.groups(z)
+        return Entered(self.whitening(z), p, mode)
 
     @property
     def device(self) -> torch.device:
-        """Where modes and patches are."""
-        return self.modes.mean.device
+        """Where it is."""
+        return self.patches.mean.device
 
-    def to(self, device: torch.device) -> Self:
-        """With modes and patches on the device."""
-        self.modes.to(device)
-        self.patches.to(device)
-        return self
+    def score_of(self, x: Tensor, p: Tensor) -> Tensor:
+        """S_g at step 0 of images that have entered, (n, d) and (n, K) → (n,)."""
+        return self.flow.score(self.flow.psi(x[None], p[None]))[0]
 
-    def score(self, rows: FeatureRows) -> ClosedScores:
-        """S_g, S_r, the mean energy of the most unusual patches, and the mode."""
-        g, mode = self.likelihood(rows)
-        return ClosedScores(g, top_mean(self.energy(rows, mode), self.top_share), mode.numpy())
-
-    @torch.inference_mode()
-    def likelihood(self, rows: FeatureRows) -> tuple[np.ndarray, Tensor]:
-        """S_g = −log Σ_j ω_j N(z; m_j, Σ_j) / d (n,) and the most probable mode (n,)."""
-        z = torch.from_numpy(self.standardiser.z(rows)).float()
-        log_prob = torch.cat([self.modes.log_prob(piece.to(self.device)).cpu() for piece in z.split(ROWS_AT_ONCE)])
-        return -log_prob.double().logsumexp(1).numpy() / z.shape[1], log_prob.argmax(1)
-
-    @torch.inference_mode()
-    def energy(self, rows: FeatureRows, mode: Tensor) -> Tensor:
-        """The energy of each position, (n, H', W')."""
-        found = [torch.empty(0, *rows.maps.shape[2:])]
+    @torch.no_grad()
+    def mean_squares(self, rows: FeatureRows, mode: Tensor, top_share: float) -> Tensor:
+        """Squared residuals of patches by channel, averaged over the top positions of each image, (n, C)."""
+        found = [torch.empty(0, rows.maps.shape[1])]
         for part, maps in rows.map_batches(self.device):
-            found.append(self.patches.energy(smooth(maps), mode[part].to(self.device)).cpu())
+            own = mode[part]
+            nearest = self.patches.nearest(to_patches(maps), own)
+            top = top_positions(self.patches.energy(nearest, own), top_share)
+            found.append(_top_squares(self.patches, nearest, own, top).cpu())
         return torch.cat(found)
 
-    def tensors(self, prefix: str) -> dict[str, Tensor]:
-        """As tensors with a prefix."""
-        found = {f"{prefix}.standardiser.{name}": value for name, value in vars(self.standardiser).items()}
-        found |= {f"{prefix}.modes.{name}": getattr(self.modes, name).cpu() for name in _MODES}
-        return found | {f"{prefix}.patches.{name}": getattr(self.patches, name).cpu() for name in _PATCHES}
+
+def _top_squares(patches: PatchPrototypes, nearest: Nearest, mode: Tensor, top: Tensor) -> Tensor:
+    """Squared residuals by channel, averaged over some positions (B, k), (B, C)."""
+    psi = nearest.psi.gather(1, top[..., None].expand(-1, -1, nearest.psi.shape[2]))
+    chosen = Nearest(psi, nearest.square.gather(1, top), nearest.number.gather(1, top))
+    scale = patches.of_mode(patches.scale, mode).flatten(1).expand(len(top), -1).gather(1, top)
+    return patches.squares(chosen, mode, scale).mean(1)
 
 
 @dataclass(frozen=True)
-class CrossFitted:
-    """Closed forms without some folds of the normals, and what they say of these.
+class HeldOutNormals:
+    """What the closed form without its fold makes of each normal.
 
     Args:
-        final: the closed form of all normals.
-        without: the closed forms without fold 0, 1, …
-        fold: of each normal (n,).
-        labels: the mode of each normal in the partition (n,).
-        shrinkage: of each mode (J,).
-        unseen: scores of the normals of folds 0, 1, …, fold after fold.
+        offset: x − m_c (n, d), c the most probable group.
+        group: c (n,).
+        p: group weights (n, K).
+        mode: (n,).
+        squares: of the residuals of patches by channel, averaged over the top positions, (n, C).
     """
 
-    final: ClosedForm
-    without: list[ClosedForm]
-    fold: np.ndarray
-    labels: np.ndarray
-    shrinkage: np.ndarray
-    unseen: ClosedScores
-
-    def positions(self, fold: int) -> np.ndarray:
-        """Positions of a fold's normals among all."""
-        return np.flatnonzero(self.fold == fold)
-
-    def pack(self, details: dict[str, Any]) -> Artefact:
-        """As tensors and plain values."""
-        tensors = self.final.tensors("final")
-        for number, closed_form in enumerate(self.without):
-            tensors |= closed_form.tensors(f"without{number}")
-        arrays = {"fold": self.fold, "labels": self.labels, "shrinkage": self.shrinkage}
-        arrays |= {f"unseen.{name}": value for name, value in self.unseen._asdict().items()}
-        tensors |= {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays.items()}
-        return Artefact(tensors, {"top_share": self.final.top_share, "n_without": len(self.without), **details})
+    offset: Tensor
+    group: Tensor
+    p: Tensor
+    mode: Tensor
+    squares: Tensor
 
 
-def unpack_final(artefact: Artefact) -> ClosedForm:
-    """The closed form of all normals."""
-    return _unpack_one(artefact, "final")
+@dataclass(frozen=True)
+class Initialised:
+    """The start of a fit.
+
+    Args:
+        closed_forms: of all rounds, the last of all normals.
+        held_out: the normals by the closed forms without them.
+        group: of each normal in the partition (n,).
+        top_share: of the positions, averaged by M_r.
+        details: for reports: shrinkage, and one row for each number of modes that was tried.
+    """
+
+    closed_forms: list[ClosedForm]
+    held_out: HeldOutNormals
+    group: np.ndarray
+    top_share: float
+    details: dict[str, Any]
+
+    @property
+    def n_modes(self) -> int:
+        """J."""
+        return len(self.closed_forms[-1].groups.mode_center)
 
 
-def unpack(artefact: Artefact) -> CrossFitted:
-    """The inverse of ``CrossFitted.pack``."""
-    arrays = {name: artefact.tensors[name].numpy() for name in ("fold", "labels", "shrinkage")}
-    unseen = ClosedScores(**{name: value.numpy() for name, value in artefact.part("unseen").items()})
-    without = [_unpack_one(artefact, f"without{number}") for number in range(artefact.details["n_without"])]
-    return CrossFitted(unpack_final(artefact), without, **arrays, unseen=unseen)
-
-
-def _unpack_one(artefact: Artefact, prefix: str) -> ClosedForm:
-    own = Artefact(artefact.part(prefix))
-    return ClosedForm(
-        Standardiser(**own.part("standardiser")),
-        Modes(**own.part("modes")),
-        PatchPrototypes(**own.part("patches")),
-        artefact.details["top_share"],
-    )
-
-
-def fit(
-    data: TrainingData, earlier: Mapping[str, Artefact], parameters: Mapping[str, Any], seed: int, context: Context
-) -> Artefact:
-    """Fit the closed form on the normals, and without each of some folds of them."""
-    fitted, tried = fit_closed_form(
-        data.normals.of_backbone(parameters["backbone"]),
-        parameters["max_modes"],
-        parameters["min_mode_size"],
-        parameters["n_prototypes"],
-        parameters["top_share"],
-        parameters["unseen_normals"],
-        seed,
-        context.device,
-        context.memory // 2,
-    )
-    return fitted.pack({"modes_tried": tried})
-
-
-def fit_closed_form(
+def initialise(
     normals: FeatureRows,
+    fold: np.ndarray,
+    n_prototypes: int,
+    n_patch_prototypes: int,
     max_modes: int,
     min_mode_size: int,
-    n_prototypes: int,
     top_share: float,
-    unseen_normals: int,
     seed: int,
     device: torch.device,
-    memory: int = DEFAULT_MEMORY,
-) -> tuple[CrossFitted, list[dict[str, float]]]:
-    """The closed forms of normals, and one row for each number of modes tried; patches may take so much memory."""
-    fold = folds(len(normals), seed)
-    everything = np.ones(len(normals), dtype=bool)
-    kept = np.stack([everything, *(fold != number for number in range(n_left_out(fold, unseen_normals)))])
-    standardisers = fit_standardisers(normals, kept)
-    z = [standardiser.z(normals) for standardiser in standardisers]
-    labels, tried = choose_partition(z[0], fold, max_modes, min_mode_size, seed)
-    n_modes = int(labels.max()) + 1
-    spectra = [spectra_of(one[own], labels[own], n_modes) for one, own in zip(z, kept, strict=True)]
-    left_out = [one[~own] for one, own in zip(z, kept, strict=True)][1:]
-    shrinkage = choose_shrinkage(
-        [log_likelihoods(*each) for each in zip(spectra[1:], left_out, strict=True)],
-        [labels[~own] for own in kept[1:]],
-        n_modes,
-    )
-    modes = [
-        build_modes(own_spectra, one[own], labels[own], shrinkage)
-        for own_spectra, one, own in zip(spectra, z, kept, strict=True)
-    ]
+    memory: int,
+    whitened: bool = True,
+) -> Initialised:
+    """The closed forms of normals with folds (n,).
+
+    Args:
+        normals: n training normals.
+        fold: that leaves out each of them.
+        n_prototypes: K, groups of images.
+        n_patch_prototypes: of all modes together.
+        max_modes: J is chosen up to this.
+        min_mode_size: a smaller part of the normals is not a mode.
+        top_share: of the positions, averaged by M_r.
+        seed: of K-means++ and k-centre.
+        device: where patches are compared.
+        memory: bytes that patches may take.
+        whitened: False for the printed form, whose flow starts from raw features.
+    """
+    standardiser = fit_standardiser(normals)
+    z = standardiser.z_of(normals).numpy()
+    partition = fit_partition(z, fold, n_prototypes, max_modes, min_mode_size, seed)
+    kept = fold != np.arange(fold.max() + 2)[:, None]
+    groups = [partition.groups(own) for own in kept]
+    means = [means_of(z[own], partition.group[own], partition.n_groups) for own in kept]
+    p, mode, group = _held_out_groups(torch.from_numpy(z), fold, groups)
+    held_out_offset = z - np.stack(means)[fold, group]
+    if whitened:
+        spectra = [Spectrum.of(z[own] - mean[partition.group[own]]) for own, mean in zip(kept, means, strict=True)]
+        shrinkage = _choose_shrinkage(spectra, held_out_offset, fold)
+        whitenings = [spectrum.whitening(shrinkage) for spectrum in spectra]
+    else:
+        shrinkage, whitenings = 1.0, [no_whitening(z.shape[1]) for _ in kept]
+    offset = torch.empty(z.shape)
+    for number, whitening in enumerate(whitenings[:-1]):
+        offset[fold == number] = whitening(torch.from_numpy(held_out_offset[fold == number]))
     smoothed = SmoothedPatches(normals, device, memory)
-    patches = fit_patch_prototypes(smoothed, kept, labels, n_modes, n_prototypes, seed)
-    parts = zip(standardisers, modes, patches, strict=True)
-    closed_forms = [ClosedForm(*each, top_share).to(device) for each in parts]
-    return _scaled(closed_forms, normals, fold, labels, shrinkage), tried
+    patches = fit_patch_prototypes(smoothed, kept, partition.mode, partition.n_modes, n_patch_prototypes, seed)
+    closed_forms = []
+    for own, mean, of_round, whitening, prototypes in zip(kept, means, groups, whitenings, patches, strict=True):
+        flow = _start(whitening(torch.from_numpy(mean)), of_round.share, offset, group, own, whitened)
+        closed_forms.append(ClosedForm(standardiser, of_round, whitening, prototypes, flow))
+    squares = _held_out_squares(closed_forms, smoothed, fold, mode, top_share)
+    held_out = HeldOutNormals(offset, torch.from_numpy(group), p, mode, squares)
+    details = {"shrinkage": float(shrinkage), "modes_tried": partition.modes_tried}
+    return Initialised(closed_forms, held_out, partition.group, top_share, details)
 
 
-def n_left_out(fold: np.ndarray, unseen_normals: int) -> int:
-    """How many folds are left out in turn, until they have so many normals together: one of many, all of few."""
-    n_folds = int(fold.max()) + 1
-    return min(n_folds, max(1, math.ceil(unseen_normals * n_folds / len(fold))))
+def _held_out_groups(z: Tensor, fold: np.ndarray, groups: list[Groups]) -> tuple[Tensor, Tensor, np.ndarray]:
+    """Group weights (n, K), modes (n,) and most probable groups (n,) by the groups without each normal's fold."""
+    p, mode = torch.empty(len(z), len(groups[0].center)), torch.empty(len(z), dtype=torch.long)
+    for number in range(len(groups) - 1):
+        own = torch.from_numpy(fold == number)
+        p[own], mode[own] = groups[number](z[own])
+    return p, mode, p.argmax(1).numpy()
 
 
-def fit_standardisers(normals: FeatureRows, kept: np.ndarray) -> list[Standardiser]:
-    """Centre and spread of pooled statistics, and of the map's channels over all positions, of each subset (S, n)."""
-    mean, variance = torch.zeros(2, len(normals), normals.maps.shape[1])  # of each image and channel
-    for part, stored in normals.map_batches():
-        maps = stored.float()
-        mean[part] = maps.mean((2, 3))
-        variance[part] = (maps - mean[part, :, None, None]).square().mean((2, 3))
-    pooled = torch.from_numpy(normals.pooled).double()
-    found = []
-    for own in torch.from_numpy(kept):
-        between = mean[own].double()
-        spread = (variance[own].double().mean(0) + between.var(0, correction=0)).sqrt()
-        found.append(
-            Standardiser(
-                pooled_center=pooled[own].mean(0).float(),
-                pooled_spread=_not_zero(pooled[own].std(0, correction=0)).float(),
-                map_center=between.mean(0).float(),
-                map_spread=_not_zero(spread).float(),
-            )
-        )
-    return found
+def _choose_shrinkage(spectra: list[Spectrum], offset: np.ndarray, fold: np.ndarray) -> float:
+    """The shrinkage that held-out normals find most likely, from their offsets (n, d)."""
+    likelihoods = [spectrum.log_likelihoods(offset[fold == f]) for f, spectrum in enumerate(spectra[:-1])]
+    return float(SHRINKAGES[np.concatenate(likelihoods).mean(0).argmax()])
 
 
-def closed_form_start(modes: Modes, z: np.ndarray) -> Start:
-    """The closed-form start of many samples, (n, d) → ψ_0 (n, d), log ω_j N (n, J)."""
-    device = modes.mean.device
-    with torch.inference_mode():
-        starts = [modes.start(piece.to(device)) for piece in torch.from_numpy(z).float().split(ROWS_AT_ONCE)]
-    return Start(*(torch.cat(parts).cpu() for parts in zip(*starts, strict=True)))
+def _start(center: Tensor, share: Tensor, offset: Tensor, group: np.ndarray, kept: np.ndarray, whitened: bool) -> Flow:
+    """The flow at step 0: prototypes where the groups are, s = 1; as printed without gains, s² = inertia / (d n).
+
+    The gain of a group is a_k = ((Σ_{i∈k} e_i + 20 ē) / (n_k + 20))^(−1/2) with e = ‖x − m_c‖² / d of held-out normals.
+    """
+    energy, own = offset.square().mean(1).double().numpy()[kept], group[kept]
+    total = np.bincount(own, energy, len(center)) + GAIN_PRIOR * energy.mean()
+    mean = total / (np.bincount(own, minlength=len(center)) + GAIN_PRIOR)
+    gain = np.where(mean > 1e-9, mean.clip(1e-9) ** -0.5, 1.0)  # copies of one image do not vary
+    scale = 1.0 if whitened else max(float(energy.mean()), 1e-12) ** 0.5
+    gains = torch.from_numpy(gain).float() if whitened else torch.ones(len(center))
+    prototypes = PrototypeMixture(center[None], share[None], torch.tensor([scale]))
+    return Flow(CoupledVelocity(center[None], gains[None]), prototypes.requires_grad_(False))
 
 
-def top_mean(energy: Tensor, share: float) -> np.ndarray:
-    """The mean over the top share of the positions, (n, H', W') → (n,)."""
-    flat = energy.flatten(1)
-    return flat.topk(top_number(share, flat.shape[1]), dim=1).values.mean(1).double().numpy()
-
-
-def _scaled(
-    closed_forms: list[ClosedForm], normals: FeatureRows, fold: np.ndarray, labels: np.ndarray, shrinkage: np.ndarray
-) -> CrossFitted:
-    """Give all closed forms the scale that unseen normals need, and score these by it."""
-    final, *without = closed_forms
-    unseen = [normals.take(np.flatnonzero(fold == number)) for number in range(len(without))]
-    likelihoods = [closed_form.likelihood(rows) for closed_form, rows in zip(without, unseen, strict=True)]
-    mode = torch.cat([own for _, own in likelihoods])
-    energies = [each.energy(rows, own) for each, rows, (_, own) in zip(without, unseen, likelihoods, strict=True)]
-    energy = torch.cat(energies)
-    scale = position_scale(energy, mode, final.modes.n_modes)
-    for closed_form in closed_forms:
-        closed_form.patches.scale.copy_(scale)
-    r = top_mean(energy / scale[mode], final.top_share)
-    scores = ClosedScores(np.concatenate([g for g, _ in likelihoods]), r, mode.numpy())
-    return CrossFitted(final, without, fold, labels, shrinkage, scores)
-
-
-def _not_zero(spread: Tensor) -> Tensor:
-    """A constant feature keeps its scale."""
-    return torch.where(spread > 1e-6, spread, torch.ones_like(spread))
+def _held_out_squares(
+    closed_forms: list[ClosedForm], smoothed: SmoothedPatches, fold: np.ndarray, mode: Tensor, top_share: float
+) -> Tensor:
+    """Give all closed forms the scale that held-out normals need at each position; their residuals by it, (n, C)."""
+    n, positions, channels = smoothed.shape
+    energy, index = torch.empty(n, positions), torch.empty(n, positions, dtype=torch.int32)
+    device = smoothed.device
+    with torch.no_grad():
+        for number, closed_form in enumerate(closed_forms[:-1]):
+            patches = closed_form.patches.to(device)
+            for images, batch in smoothed.batches(np.flatnonzero(fold == number)):
+                nearest = patches.nearest(batch, mode[images].to(device))
+                energy[images], index[images] = nearest.square.cpu() / channels, nearest.number.cpu().int()
+        n_modes = len(closed_forms[-1].groups.mode_center)
+        scale = position_scale(energy.view(n, *smoothed.map_shape), mode, n_modes)
+        for closed_form in closed_forms:
+            closed_form.patches.scale.copy_(scale)
+        top = top_positions(energy / scale[mode].flatten(1), top_share)
+        squares = torch.empty(n, channels)
+        for number, closed_form in enumerate(closed_forms[:-1]):
+            patches = closed_form.patches
+            for images, batch in smoothed.batches(np.flatnonzero(fold == number)):
+                own, places = mode[images].to(device), top[images].to(device)
+                chosen = batch.gather(1, places[..., None].expand(-1, -1, channels))
+                nearest = Nearest(
+                    patches.whiten(chosen, own), energy[images], index[images].to(device).long().gather(1, places)
+                )
+                position = scale[mode[images]].flatten(1).to(device).gather(1, places)
+                squares[images] = patches.squares(nearest, own, position).mean(1).cpu()
+    return squares

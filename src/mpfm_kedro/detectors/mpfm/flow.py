@@ -1,111 +1,81 @@
-"""The trained flow: closed-form transport of the modes plus a learned residual, into a space of K prototypes."""
+"""The flow ψ from feature space (t = 0) to the prototype space (t = 1), and flow matching."""
 
 from __future__ import annotations
 
-import math
+from typing import NamedTuple, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mpfm_kedro.detectors.base import Artefact
-from mpfm_kedro.detectors.mpfm.closed_form import ROWS_AT_ONCE
-from mpfm_kedro.detectors.mpfm.mixture import PrototypeMixture
-from mpfm_kedro.detectors.mpfm.modes import Modes, Start
-from mpfm_kedro.detectors.mpfm.transport import transport
-from mpfm_kedro.detectors.mpfm.velocity import VelocityMixture
-
-FLOW_OPTIONS = ("hidden", "transport_steps", "printed_start", "precision")
-SOFTPLUS_IS_ONE = math.log(math.e - 1)
+from mpfm_kedro.detectors.mpfm.prototypes import PrototypeMixture
+from mpfm_kedro.detectors.mpfm.velocity import CoupledVelocity, NetworkVelocity, VelocityMixture
 
 
-class GlobalScore(nn.Module):
-    """M_g: S_g = softplus(α) · (NLL/d − centre) / spread + β; θ_g = (α, β).
+class PathPoint(NamedTuple):
+    """A point of the straight path x_t = (1 − t) x_0 + t x_T: x_t (R, B, d), t (R, B, 1), u = x_T − x_0 (R, B, d)."""
 
-    The raw NLL is of order d and would saturate a binary loss; per dimension and standardised it does not.
-    """
-
-    center: Tensor
-    spread: Tensor
-
-    def __init__(self, center: float, spread: float) -> None:
-        super().__init__()
-        self.register_buffer("center", torch.tensor(center))
-        self.register_buffer("spread", torch.tensor(max(spread, 1e-6)))
-        self.slope = nn.Parameter(torch.tensor(SOFTPLUS_IS_ONE))
-        self.offset = nn.Parameter(torch.tensor(0.0))
-
-    def forward(self, nll_per_dimension: Tensor) -> Tensor:
-        """(B,) → (B,), in the same order."""
-        standardised = (nll_per_dimension - self.center) / self.spread
-        return nn.functional.softplus(self.slope) * standardised + self.offset
+    x_t: Tensor
+    t: Tensor
+    u: Tensor
 
 
 class Flow(nn.Module):
-    """ψ, the prototypes P_GM and M_g.
+    """ψ and the prototypes that it leads to.
 
     Args:
-        modes: of the normals; they start the flow unless ``printed_start``.
-        prototypes: P_GM, initialised by K-means++ on ψ_0 of the training normals.
-        center: centre of NLL/d of the training normals.
-        spread: its spread.
-        hidden: width of the velocity network.
-        transport_steps: Euler steps of ψ.
-        printed_start: no closed-form start; the network makes all K components of the velocity.
-        precision: of the velocity network, fp32 or bf16; all else is fp32.
+        velocity: the velocity mixture.
+        prototypes: P_GM.
+        steps: Euler steps of ψ; one is exact at the start.
     """
 
     def __init__(
-        self,
-        modes: Modes,
-        prototypes: PrototypeMixture,
-        center: float,
-        spread: float,
-        hidden: int,
-        transport_steps: int,
-        printed_start: bool = False,
-        precision: str = "fp32",
+        self, velocity: CoupledVelocity | NetworkVelocity, prototypes: PrototypeMixture, steps: int = 1
     ) -> None:
         super().__init__()
-        self.modes = modes
+        self.velocity = velocity
         self.prototypes = prototypes
-        d, components = prototypes.mean.shape[1], len(prototypes.mean)
-        self.velocity = VelocityMixture(d, components, hidden, None if printed_start else modes, precision)
-        self.transport_steps = transport_steps
-        self.global_score = GlobalScore(center, spread)
+        self.steps = steps
 
     @property
-    def device(self) -> torch.device:
-        """Where it is."""
-        return self.modes.mean.device
+    def q(self) -> VelocityMixture:
+        """The velocity mixture q_θ."""
+        return cast(VelocityMixture, self.velocity)
 
-    def psi(self, z: Tensor, start: Start | None = None) -> Tensor:
-        """ψ(z), the image of z in the prototype space: (B, d) → (B, d)."""
-        return transport(self.velocity, z, self.transport_steps, start)
+    def psi(self, x: Tensor, p: Tensor) -> Tensor:
+        """ψ(x): Euler steps along the mean velocity, differentiable, (R, B, d) and (R, B, K) → (R, B, d)."""
+        for step in range(self.steps):
+            t = x.new_full((*x.shape[:2], 1), step / self.steps)
+            x = x + self.q.field(x, t, p) / self.steps
+        return x
 
-    def nll(self, psi: Tensor) -> Tensor:
-        """−log p / d of features transported to ψ, (B, d) → (B,)."""
-        return -self.prototypes.log_prob(psi) / psi.shape[1]
+    def score(self, psi: Tensor) -> Tensor:
+        """S_g = −log Σ_k π_k N(ψ; μ_k, s² I) / d, (R, B, d) → (R, B)."""
+        return self.prototypes.nll(self.prototypes.squared_distances(psi), psi.shape[2]) / psi.shape[2]
 
-    @torch.inference_mode()
-    def score(self, z: np.ndarray, start: Start | None = None) -> np.ndarray:
-        """S_g of z (n, d), with their closed-form start if it is given, (n,)."""
-        found = [np.empty(0)]
-        for first in range(0, len(z), ROWS_AT_ONCE):
-            own = slice(first, first + ROWS_AT_ONCE)
-            of_own = None if start is None else Start(*(part[own].to(self.device) for part in start))
-            psi = self.psi(torch.from_numpy(z[own]).float().to(self.device), of_own)
-            found.append(self.global_score(self.nll(psi)).cpu().double().numpy())
-        return np.concatenate(found)
+    def log_q(self, point: PathPoint, p: Tensor) -> Tensor:
+        """log q_θ(u | x_t) / d, (R, B)."""
+        return self.q.log_prob(point.u, point.x_t, point.t, p) / point.u.shape[2]
+
+    def coupled_target(self, x: Tensor, p: Tensor, generator: torch.Generator) -> Tensor:
+        """u = x_T − x with x_T = m_c + a_c (x − m_c) and the group c drawn from p, (R, B, d) → (R, B, d)."""
+        velocity = cast(CoupledVelocity, self.velocity)
+        group = torch.multinomial(p.flatten(0, 1).cpu(), 1, generator=generator).view(p.shape[:2]).to(x.device)
+        each = torch.arange(len(x), device=x.device)[:, None]
+        return (velocity.gain[each, group] - 1)[..., None] * (x - velocity.center[each, group])
+
+    def independent_target(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """The printed form: u = x_T − x with x_T ~ P_GM whatever x is, (R, B, d) → (R, B, d)."""
+        return self.prototypes.sample(x.shape[1], generator)[1] - x
 
 
-def load_flow(artefact: Artefact, modes: Modes) -> Flow:
-    """The flow of an artefact, on the device of the modes."""
-    tensors = artefact.part("flow")
-    own = {name: tensors[f"prototypes.{name}"] for name in ("mean", "logit", "scale", "log_volume")}
-    prototypes = PrototypeMixture(own["mean"], own["logit"].exp(), own["scale"], own["log_volume"])
-    flow = Flow(modes, prototypes, 0.0, 1.0, **{name: artefact.details[name] for name in FLOW_OPTIONS})
-    missing, unexpected = flow.load_state_dict(tensors, strict=False)
-    if unexpected or any("modes." not in name for name in missing):
-        raise ValueError(f"the trained flow does not fit: missing {missing}, unexpected {unexpected}")
-    return flow.to(modes.mean.device)
+def path_point(x: Tensor, u: Tensor, generator: torch.Generator, divided: bool = False) -> PathPoint:
+    """A point of the path from x to x + u (R, B, d) at a random time, the same in every round.
+
+    Args:
+        x: x_0.
+        u: x_T − x_0.
+        generator: of the time.
+        divided: the printed target u = (x_T − x_0) / t, which explodes at t → 0.
+    """
+    t = torch.rand(x.shape[1], 1, generator=generator).to(x.device).expand(len(x), -1, -1)
+    return PathPoint(x + t * u, t, u / t.clamp_min(1e-3) if divided else u)

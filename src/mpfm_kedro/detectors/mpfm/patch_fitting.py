@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mpfm_kedro.backbones.rows import IMAGES_IN_CACHE, FeatureRows
-from mpfm_kedro.detectors.mpfm.patches import PatchPrototypes, smooth, to_patches
+from mpfm_kedro.detectors.mpfm.patches import PatchPrototypes, to_patches
 
 SHRINKAGE = 0.1
 CANDIDATES = 40_000  # patches of a mode that prototypes are chosen from
@@ -50,9 +50,18 @@ class SmoothedPatches:
                 whole = len(own) == len(batch)
                 yield own, (batch if whole else batch[own - part.start]).to(self.device)
 
+    def take(self, image: np.ndarray, position: np.ndarray) -> Tensor:
+        """Some of the patches, by ascending image (m,) and position (m,): (m, C)."""
+        found = []
+        for images, batch in self.batches(np.unique(image)):
+            inside = slice(*np.searchsorted(image, [images[0], images[-1] + 1]))
+            row = np.searchsorted(images, image[inside])
+            found.append(batch[torch.from_numpy(row), torch.from_numpy(position[inside])])
+        return torch.cat(found)
+
     def _smoothed(self, part: slice) -> Tensor:
         """The patches of consecutive images, (B, X, C)."""
-        return to_patches(smooth(self._rows.map_batch(part).to(self.device))).view(-1, *self.shape[1:])
+        return to_patches(self._rows.map_batch(part).to(self.device)).contiguous()
 
 
 @dataclass(frozen=True)
@@ -109,66 +118,64 @@ def fit_patch_prototypes(
     """
     patterns, group = np.unique(kept, axis=1, return_inverse=True)  # normals that the same fits learn from
     moments = Moments.of(patches, group * n_modes + mode, patterns.shape[1] * n_modes)
-    fits = []
-    for learns, own in zip(patterns, kept, strict=True):
+    transports = []
+    for learns in patterns:
         chosen = torch.from_numpy(learns)
         sums = (value.unflatten(0, (-1, n_modes))[chosen].sum(0) for value in vars(moments).values())
-        fits.append(_fit(patches, np.flatnonzero(own), mode, Moments(*sums), n_prototypes, seed))
-    return fits
+        transports.append(Moments(*sums).whitening())
+    unusual = _unusual(patches, mode, *transports[-1])
+    return [
+        _fit(patches, np.flatnonzero(own), mode, unusual, *transport, n_prototypes, seed)
+        for own, transport in zip(kept, transports, strict=True)
+    ]
+
+
+def _unusual(patches: SmoothedPatches, mode: np.ndarray, center: Tensor, whitening: Tensor) -> np.ndarray:
+    """‖ψ(v)‖² of every patch, (n, X)."""
+    center, whitening = center.to(patches.device), whitening.to(patches.device)
+    found = np.empty(patches.shape[:2], dtype=np.float32)
+    for images, batch in patches.batches(np.arange(len(mode))):
+        for j in np.unique(mode[images]):
+            own = mode[images] == j
+            psi = (batch[torch.from_numpy(own).to(batch.device)] - center[j]) @ whitening[j].T
+            found[images[own]] = psi.square().sum(2).cpu().numpy()
+    return found
 
 
 def _fit(
-    patches: SmoothedPatches, images: np.ndarray, mode: np.ndarray, moments: Moments, n_prototypes: int, seed: int
+    patches: SmoothedPatches,
+    images: np.ndarray,
+    mode: np.ndarray,
+    unusual: np.ndarray,
+    center: Tensor,
+    whitening: Tensor,
+    n_prototypes: int,
+    seed: int,
 ) -> PatchPrototypes:
-    """The prototypes of some images (m,), with the moments of their modes."""
-    n_modes, channels = moments.total.shape
-    center, whitening = moments.whitening()
-    ones = torch.ones(n_modes, *patches.map_shape)
+    """The prototypes of some images (m,): k-centre among patches drawn with probability ∝ ‖ψ(v)‖².
+
+    The more unusual a patch is, the likelier it is a candidate.
+    """
+    n_modes, channels = center.shape
     share = np.bincount(mode[images], minlength=n_modes) / len(images)
     wanted = np.maximum(1, np.round(n_prototypes * share)).astype(int)
-    groups = PatchPrototypes(torch.from_numpy(wanted), center, whitening, torch.zeros(n_modes, 1, channels), ones)
-    groups.to(patches.device)
     generator = torch.Generator().manual_seed(seed)
     projection = torch.randn(channels, PROJECTED, generator=generator).to(patches.device) / PROJECTED**0.5
-    of_modes = [own if len(own := images[mode[images] == j]) else images for j in range(n_modes)]
-    candidates = _candidates(groups, patches, images, of_modes, seed)
-    chosen = [
-        points[farthest_first(points @ projection, int(number))].cpu()
-        for points, number in zip(candidates, wanted, strict=True)
-    ]
-    number = torch.tensor([len(points) for points in chosen])
-    return PatchPrototypes(number, center, whitening, nn.utils.rnn.pad_sequence(chosen, batch_first=True), ones)
-
-
-def _candidates(
-    groups: PatchPrototypes, patches: SmoothedPatches, images: np.ndarray, of_modes: list[np.ndarray], seed: int
-) -> list[Tensor]:
-    """Whitened patches of each mode's images, drawn with probability ∝ ‖ψ(v)‖², the more unusual the likelier."""
-    norms: list[list[Tensor]] = [[] for _ in of_modes]
-    for j, own in _by_mode(patches, images, of_modes):
-        norms[j].append(torch.linalg.vector_norm(groups.whiten(j, own), dim=1).cpu())
-    drawn = []
-    for each in norms:
-        weight = torch.cat(each).double().square().numpy() + 1e-12
+    chosen = []
+    for j in range(n_modes):
+        own = of_mode if len(of_mode := images[mode[images] == j]) else images
+        weight = unusual[own].ravel().astype(np.float64) + 1e-12
         size = min(CANDIDATES, len(weight))
-        drawn.append(np.sort(np.random.default_rng(seed).choice(len(weight), size, False, weight / weight.sum())))
-    found: list[list[Tensor]] = [[] for _ in of_modes]
-    first = np.zeros(len(of_modes), dtype=int)
-    for j, own in _by_mode(patches, images, of_modes):
-        inside = slice(*np.searchsorted(drawn[j], [first[j], first[j] + len(own)]))
-        found[j].append(groups.whiten(j, own[torch.from_numpy(drawn[j][inside] - first[j]).to(own.device)]))
-        first[j] += len(own)
-    return [torch.cat(each) for each in found]
+        drawn = np.sort(np.random.default_rng(seed).choice(len(weight), size, False, weight / weight.sum()))
+        candidates = patches.take(own[drawn // patches.shape[1]], drawn % patches.shape[1])
+        psi = (candidates - center[j].to(patches.device)) @ whitening[j].T.to(patches.device)
+        chosen.append(psi[k_centre(psi @ projection, int(wanted[j]))].cpu())
+    mean = nn.utils.rnn.pad_sequence(chosen, batch_first=True)
+    unused = torch.arange(mean.shape[1]) >= torch.tensor([len(points) for points in chosen])[:, None]
+    return PatchPrototypes(unused, center, whitening, mean, torch.ones(n_modes, *patches.map_shape))
 
 
-def _by_mode(patches: SmoothedPatches, images: np.ndarray, of_modes: list[np.ndarray]) -> Iterator[tuple[int, Tensor]]:
-    """All patches of some images, batch by batch: the mode and its patches in the batch, (m, C)."""
-    for own, batch in patches.batches(images):
-        for j, of_mode in enumerate(of_modes):
-            yield j, batch[torch.from_numpy(np.isin(own, of_mode)).to(batch.device)].flatten(0, 1)
-
-
-def farthest_first(points: Tensor, number: int) -> Tensor:
+def k_centre(points: Tensor, number: int) -> Tensor:
     """Positions of points (n, p), each the farthest from those before it; the first is the one nearest to zero.
 
     Fewer than ``number`` where all others repeat one that was chosen.

@@ -1,69 +1,90 @@
-"""Prototypes of the normals' patches: a flow in closed form, and a mixture of prototypes where it ends.
+"""Prototypes of the normals' patches: a flow in closed form, and prototypes where it ends.
 
 A defect that is small against the image vanishes in pooled statistics and shows in one patch. The patches v of each
 mode of the normal images are transported by ψ(v) = Σ^{-1/2} (v − m), which whitens them. There the prototypes μ_k are
-patches of normals, chosen one after the other, each the farthest from those before it (the greedy form of K-means++):
-what is rare among normals has prototypes, too, and what is common does not take them all.
+patches of normals, chosen by k-centre: each is the farthest from those before it. So what is rare among normals has
+prototypes, too, and what is common does not take them all.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 QUANTILE = 0.9
-PATCHES_AT_ONCE = 8192
+
+
+class Nearest(NamedTuple):
+    """The nearest prototype of each of X patches of B images.
+
+    Args:
+        psi: ψ(v) (B, X, C).
+        square: ‖ψ(v) − μ_{c*}‖² (B, X).
+        number: c* (B, X).
+    """
+
+    psi: Tensor
+    square: Tensor
+    number: Tensor
 
 
 class PatchPrototypes(nn.Module):
     """K prototypes of patches for each mode, and the scale of distances from them at each position.
 
     Args:
-        number: prototypes of each mode (J,); what stands behind them in ``mean`` is not used.
+        unused: (J, K), bool: what fills up the prototypes of modes that have fewer.
         center: m (J, C).
         whitening: Σ^{-1/2} (J, C, C).
         mean: μ (J, K, C), whitened.
         scale: c (J, H', W').
     """
 
-    number: Tensor
-    center: Tensor
-    whitening: Tensor
-    mean: Tensor
-    scale: Tensor
-
-    def __init__(self, number: Tensor, center: Tensor, whitening: Tensor, mean: Tensor, scale: Tensor) -> None:
+    def __init__(self, unused: Tensor, center: Tensor, whitening: Tensor, mean: Tensor, scale: Tensor) -> None:
         super().__init__()
-        self.register_buffer("number", number.long())
-        self.register_buffer("center", center.float())
-        self.register_buffer("whitening", whitening.float().contiguous())
-        self.register_buffer("mean", mean.float())
-        self.register_buffer("scale", scale.float())
+        self.unused = nn.Buffer(unused)
+        self.center = nn.Buffer(center)
+        self.whitening = nn.Buffer(whitening.contiguous())
+        self.mean = nn.Buffer(mean)
+        self.scale = nn.Buffer(scale)
 
-    def energy(self, smoothed: Tensor, mode: Tensor) -> Tensor:
-        """min_k ‖ψ(v) − μ_k‖² / (C c_j(x)): (B, C, H', W') and modes (B,) → (B, H', W').
+    def whiten(self, patches: Tensor, mode: Tensor) -> Tensor:
+        """ψ(v) of patches of images with their modes, (B, X, C) and (B,) → (B, X, C)."""
+        return (patches - self.of_mode(self.center, mode)[:, None]) @ self.of_mode(self.whitening, mode).mT
 
-        Up to a constant it is −log Σ_k N(ψ(v); μ_k, s² I) for small s: the nearest prototype decides.
-        """
-        energy = smoothed.new_empty(len(smoothed), *smoothed.shape[2:])
-        for j in mode.unique().tolist():
-            prototypes = self.mean[j, : self.number[j]]
-            own = [
-                nearest_square(self.whiten(j, piece), prototypes)
-                for piece in to_patches(smoothed[mode == j]).split(PATCHES_AT_ONCE)
-            ]
-            energy[mode == j] = torch.cat(own).view(-1, *smoothed.shape[2:]) / smoothed.shape[1]
-        return energy / self.scale[mode]
+    def nearest(self, patches: Tensor, mode: Tensor) -> Nearest:
+        """The nearest prototype, (B, X, C) and modes (B,) → …; up to a constant −log Σ_k N(ψ(v); μ_k, s² I), s → 0."""
+        psi = self.whiten(patches, mode)
+        mean, unused = self.of_mode(self.mean, mode), self.of_mode(self.unused, mode)
+        offset = mean.square().sum(2).masked_fill(unused, torch.inf)[:, None]
+        distance, number = (offset - 2 * psi @ mean.mT).min(2)
+        return Nearest(psi, (distance + psi.square().sum(2)).clamp_min(0), number)
 
-    def whiten(self, j: int, patches: Tensor) -> Tensor:
-        """ψ(v) of patches of mode j, (n, C) → (n, C)."""
-        return (patches - self.center[j]) @ self.whitening[j].T
+    def energy(self, nearest: Nearest, mode: Tensor) -> Tensor:
+        """‖ψ(v) − μ_{c*}‖² / (C c_j(x)), (B, X)."""
+        return nearest.square / nearest.psi.shape[2] / self.of_mode(self.scale, mode).flatten(1)
+
+    def squares(self, nearest: Nearest, mode: Tensor, scale: Tensor) -> Tensor:
+        """(ψ(v) − μ_{c*})² / (C c_j(x)) by channel, with c_j(x) of these patches (B, X): (B, X, C)."""
+        mean = self.of_mode(self.mean, mode).expand(len(nearest.psi), -1, -1)
+        chosen = mean.gather(1, nearest.number[..., None].expand_as(nearest.psi))
+        return (nearest.psi - chosen).square() / (nearest.psi.shape[2] * scale[..., None])
+
+    @staticmethod
+    def of_mode(table: Tensor, mode: Tensor) -> Tensor:
+        """Rows of a table (J, …) by mode (B, …); a single row is not copied for each image."""
+        return table if len(table) == 1 else table[mode]
 
 
-def nearest_square(x: Tensor, points: Tensor) -> Tensor:
-    """Squared distance to the nearest of K points (K, C): (n, C) → (n,)."""
-    nearest = (points.square().sum(1) - 2 * x @ points.T).amin(1)
-    return (nearest + x.square().sum(1)).clamp_min(0)
+def top_number(share: float, positions: int) -> int:
+    """How many positions are averaged."""
+    return max(1, int(share * positions))
+
+
+def top_positions(energy: Tensor, share: float) -> Tensor:
+    """The positions in the top share of each image, (B, X) → (B, k)."""
+    return energy.topk(top_number(share, energy.shape[1]), dim=1, sorted=False).indices
 
 
 def position_scale(energy: Tensor, mode: Tensor, n_modes: int) -> Tensor:
@@ -96,6 +117,6 @@ def _band(side: int, device: torch.device) -> Tensor:
     return near / near.sum(1, keepdim=True)
 
 
-def to_patches(smoothed: Tensor) -> Tensor:
-    """All patches of all images, (B, C, H', W') → (B · H' · W', C)."""
-    return smoothed.flatten(2).transpose(1, 2).flatten(0, 1)
+def to_patches(maps: Tensor) -> Tensor:
+    """The smoothed patches of images, (B, C, H', W') → (B, X, C) with X = H' · W'."""
+    return smooth(maps).flatten(2).mT

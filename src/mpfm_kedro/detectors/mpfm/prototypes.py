@@ -1,67 +1,64 @@
-"""K-means++ prototypes on the transported normals."""
+"""The Gaussian-mixture prototype space P_GM = Σ_k π_k N(μ_k, s² I).
+
+Everything that is trained has a leading axis of R rounds of cross-fitting; a model in use has R = 1.
+"""
 
 from __future__ import annotations
 
-import logging
-import warnings
+import math
 
-import numpy as np
 import torch
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
-from torch import Tensor
-
-from mpfm_kedro.detectors.mpfm.mixture import PrototypeMixture
-from mpfm_kedro.detectors.mpfm.modes import Modes
-
-logger = logging.getLogger(__name__)
+from torch import Tensor, nn
 
 
-def fit_prototypes(psi: np.ndarray, modes: Modes, labels: np.ndarray, n_prototypes: int, seed: int) -> PrototypeMixture:
-    """K-means++ on the transported normals of each mode: μ_k the centres, π_k the shares, s = 1.
+class PrototypeMixture(nn.Module):
+    """K isotropic prototypes; μ and π are learned, s stays as initialised.
 
-    Each mode gets its share of the prototypes. s is the transport's own scale: the inertia of normals that the
-    whitening was fitted to is far too small when N < d.
+    Args:
+        mean: μ (R, K, d).
+        share: π (R, K).
+        scale: s (R,), shared by all prototypes.
     """
-    centers, shares, volumes = [], [], []
-    for j, number in enumerate(_allot(_capped(n_prototypes, len(psi)), labels, modes.n_modes)):
-        own = psi[labels == j]
-        center, share, _ = _cluster(own, number, seed)
-        centers.append(center)
-        shares.append(share * len(own) / len(psi))
-        volumes.append(modes.log_det[j].repeat(len(center)))
-    return PrototypeMixture(_tensor(np.concatenate(centers)), _tensor(np.concatenate(shares)), 1.0, torch.cat(volumes))
 
+    def __init__(self, mean: Tensor, share: Tensor, scale: Tensor) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(mean.clone())
+        self.logit = nn.Parameter(share.log())
+        self.scale = nn.Buffer(scale.clone())
 
-def printed_prototypes(z: np.ndarray, n_prototypes: int, seed: int) -> PrototypeMixture:
-    """The printed form: one K-means++ on z, s² = inertia / (d N)."""
-    center, share, inertia = _cluster(z, _capped(n_prototypes, len(z)), seed)
-    return PrototypeMixture(_tensor(center), _tensor(share), float(np.sqrt(max(inertia, 1e-12) / z.size)))
+    @property
+    def share(self) -> Tensor:
+        """π (R, K)."""
+        return self.logit.softmax(1)
 
+    def squared_distances(self, x: Tensor) -> Tensor:
+        """‖x − μ_k‖² / s²: (R, B, d) → (R, B, K)."""
+        squares = x.square().sum(2, keepdim=True) - 2 * x @ self.mean.mT + self.mean.square().sum(2)[:, None]
+        return squares.clamp_min(0) / self.scale.square()[:, None, None]
 
-def _capped(n_prototypes: int, n_normals: int) -> int:
-    if n_prototypes > n_normals:
-        logger.info("%d prototypes for %d normals are too many: %d are used", n_prototypes, n_normals, n_normals)
-    return min(n_prototypes, n_normals)
+    def nll(self, squared: Tensor, d: int) -> Tensor:
+        """−log Σ_k π_k N(x; μ_k, s² I) from squared distances (R, B, K), (R, B)."""
+        constant = d * (self.scale.log() + 0.5 * math.log(2 * math.pi))
+        return constant[:, None] - (self.logit.log_softmax(1)[:, None] - 0.5 * squared).logsumexp(2)
 
+    def posterior(self, squared: Tensor, power: float = 1.0) -> Tensor:
+        """p(c = k | x) ∝ π_k N(x; μ_k, s² I)^power from squared distances, (R, B, K) → (R, B, K).
 
-def _cluster(psi: np.ndarray, number: int, seed: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """Centres, shares and inertia of K-means++; clusters that repeated images leave empty are dropped."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters
-        means = KMeans(number, n_init=1, random_state=seed).fit(psi)
-    size = np.bincount(means.labels_, minlength=number)
-    return means.cluster_centers_[size > 0], size[size > 0] / len(psi), float(means.inertia_)
+        In high dimension posteriors are one-hot and carry no gradient: a power of b / d lets the log-likelihood count
+        per dimension, times b.
+        """
+        return (self.logit.log_softmax(1)[:, None] - 0.5 * power * squared).softmax(2)
 
+    def residual(self, x: Tensor) -> Tensor:
+        """(x − μ_{c*}) / s with c* the most probable prototype: (R, B, d) → (R, B, d)."""
+        nearest = self.posterior(self.squared_distances(x)).argmax(2)
+        mean = self.mean.gather(1, nearest[..., None].expand(-1, -1, x.shape[2]))
+        return (x - mean) / self.scale[:, None, None]
 
-def _allot(n_prototypes: int, labels: np.ndarray, n_modes: int) -> list[int]:
-    """Prototypes of each mode: in proportion to its normals, at least one, never more than it has."""
-    size = np.bincount(labels, minlength=n_modes)
-    wanted = np.maximum(1, np.floor(n_prototypes * size / len(labels))).astype(int)
-    while wanted.sum() < n_prototypes and (wanted < size).any():
-        wanted[np.argmax(np.where(wanted < size, size / wanted, -1))] += 1
-    return np.minimum(wanted, size).tolist()
-
-
-def _tensor(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.asarray(array)).float()
+    def sample(self, n: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Draw x_T ~ P_GM: components (R, n) and points (R, n, d)."""
+        component = torch.multinomial(self.share.detach().cpu(), n, replacement=True, generator=generator)
+        component = component.to(self.mean.device)
+        noise = torch.randn(*component.shape, self.mean.shape[2], generator=generator).to(self.mean.device)
+        mean = self.mean.detach().gather(1, component[..., None].expand_as(noise))
+        return component, mean + self.scale[:, None, None] * noise

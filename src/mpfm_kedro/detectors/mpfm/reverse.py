@@ -1,8 +1,8 @@
 """Endpoint posterior and reverse chain: from the prototype space back to normal features.
 
-Linear schedule α_t = 1 − t, σ_t = t. With z_T = μ + s ε the step from t to r = t − Δt is
-    mean      σ_r μ_k + c1 (z_t − σ_t μ_k) + c2 μ_{z,k}
-    variance  s² c3 + c2² s_z²
+Linear schedule α_t = 1 − t, σ_t = t. With x_T = μ + s ε the step from t to r = t − Δt is
+    mean      σ_r μ_k + c1 (x_t − σ_t μ_k) + c2 μ_{x,k}
+    variance  s² c3 + c2² s_x²
 with c1 = σ_r² α_t / (σ_t² α_r), c2 = β α_r / σ_t², c3 = β σ_r² / σ_t², β = σ_t² − (α_t / α_r)² σ_r².
 """
 
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from mpfm_kedro.detectors.base import Artefact
-from mpfm_kedro.detectors.mpfm.closed_form import unpack_final
-from mpfm_kedro.detectors.mpfm.flow import load_flow
-from mpfm_kedro.detectors.mpfm.mixture import PrototypeMixture
-from mpfm_kedro.detectors.mpfm.velocity import Velocity, VelocityMixture
+from mpfm_kedro.detectors.mpfm.flow import Flow
+from mpfm_kedro.detectors.mpfm.rounds import FINAL
+from mpfm_kedro.detectors.mpfm.storage import unpack_closed_form, unpack_modules
+from mpfm_kedro.detectors.mpfm.velocity import CoupledVelocity, Velocity
 
 SAMPLED, SAMPLING_STEPS = 500, 8
 
@@ -34,11 +34,11 @@ class Coefficients(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A Gaussian mixture over z_r: log weights (B, C), means (B, C, d), one variance."""
+    """A Gaussian mixture over x_r: log weights (R, B, K), means (R, B, K, d), variances (R,)."""
 
     log_weight: Tensor
     mean: Tensor
-    variance: float
+    variance: Tensor
 
 
 def coefficients(t: float, r: float) -> Coefficients:
@@ -50,83 +50,69 @@ def coefficients(t: float, r: float) -> Coefficients:
     return Coefficients(c1=r**2 / t**2 * ratio, c2=beta / t**2 * (1 - r), c3=beta / t**2 * r**2)
 
 
-def endpoint(velocity: Velocity, z_t: Tensor, t: float, scale: float) -> tuple[Tensor, float]:
-    """q(z_0 | z_t): means μ_{z,k} = z_t − σ_t μ_{u,k} (B, C, d) and s_z = σ_t s_u."""
-    return z_t[:, None] - t * velocity.mean, t * scale
+def endpoint(velocity: Velocity, x_t: Tensor, t: float) -> tuple[Tensor, float]:
+    """q(x_0 | x_t): means μ_{x,k} = x_t − σ_t μ_{u,k} (R, B, K, d) and s_x = σ_t s_u with s_u = 1."""
+    return x_t[:, :, None] - t * velocity.mean, t
 
 
 def reverse_step(
-    velocity: Velocity,
-    z_t: Tensor,
-    t: float,
-    r: float,
-    target_mean: Tensor,
-    target_scale: float,
-    scale: float,
+    velocity: Velocity, x_t: Tensor, t: float, r: float, target_mean: Tensor, target_scale: Tensor
 ) -> Step:
-    """q(z_r | z_t) when component k ends in N(μ_k, s² I).
+    """q(x_r | x_t) when component k ends in N(μ_k, s² I).
 
     Args:
-        velocity: the velocity mixture at z_t.
-        z_t: (B, d).
-        t: the time of z_t.
+        velocity: the velocity mixture at x_t.
+        x_t: (R, B, d).
+        t: the time of x_t.
         r: the earlier time.
-        target_mean: μ_k of each component, (C, d).
-        target_scale: s.
-        scale: s_u.
+        target_mean: μ_k of each component, (R, K, d).
+        target_scale: s (R,).
     """
     c = coefficients(t, r)
-    endpoint_mean, endpoint_scale = endpoint(velocity, z_t, t, scale)
-    mean = r * target_mean + c.c1 * (z_t[:, None] - t * target_mean) + c.c2 * endpoint_mean
+    endpoint_mean, endpoint_scale = endpoint(velocity, x_t, t)
+    target = target_mean[:, None]
+    mean = r * target + c.c1 * (x_t[:, :, None] - t * target) + c.c2 * endpoint_mean
     return Step(velocity.log_weight, mean, target_scale**2 * c.c3 + c.c2**2 * endpoint_scale**2)
 
 
-def sample_normals(
-    velocity: VelocityMixture,
-    prototypes: PrototypeMixture,
-    n: int,
-    steps: int,
-    scale: float,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """Draw features of normals, (n, d): z_T from the prototypes, then ``steps`` reverse steps to t = 0.
+def sample_normals(flow: Flow, n: int, steps: int, generator: torch.Generator | None = None) -> Tensor:
+    """Draw features of normals in the space where the flow starts, (R, n, d): x_T ~ P_GM, then reverse steps to t = 0.
 
-    A closed-form start moves each point deterministically, so its chain is the field integrated backwards.
-    Without modes the mixture step above is sampled.
+    A coupled flow carries each point deterministically, so its chain is the field of the point's own component
+    integrated backwards. In the printed form the mixture step above is sampled.
     """
-    z = prototypes.sample(n, generator)
+    component, x = flow.prototypes.sample(n, generator)
+    p = torch.nn.functional.one_hot(component, flow.prototypes.mean.shape[1]).float()
     for step in range(steps, 0, -1):
         t, r = step / steps, (step - 1) / steps
-        q = velocity(z, z.new_full((n, 1), t))
-        if velocity.modes is not None:
-            z = z - (t - r) * q.field
+        time = x.new_full((*x.shape[:2], 1), t)
+        if isinstance(flow.velocity, CoupledVelocity):
+            x = x - (t - r) * flow.q.field(x, time, p)
             continue
-        transition = reverse_step(q, z, t, r, prototypes.mean.detach(), float(prototypes.scale), scale)
-        component = torch.multinomial(transition.log_weight.exp().cpu(), 1, generator=generator).to(z.device)
-        mean = transition.mean.gather(1, component[..., None].expand(-1, -1, z.shape[1])).squeeze(1)
-        z = mean + transition.variance**0.5 * torch.randn(z.shape, generator=generator).to(z.device)
-    return z
+        prototypes = flow.prototypes
+        velocity = flow.q.components(x, time, p)
+        transition = reverse_step(velocity, x, t, r, prototypes.mean.detach(), prototypes.scale)
+        weight = transition.log_weight.exp().flatten(0, 1).cpu()
+        drawn = torch.multinomial(weight, 1, generator=generator).view(*x.shape[:2], 1, 1).to(x.device)
+        mean = transition.mean.gather(2, drawn.expand(-1, -1, -1, x.shape[2])).squeeze(2)
+        x = mean + transition.variance.sqrt()[:, None, None] * torch.randn(x.shape, generator=generator).to(x.device)
+    return x
 
 
 def compare_with_samples(pieces: Mapping[str, Artefact], pooled: np.ndarray, seed: int) -> pd.DataFrame:
     """Real and sampled features of normals along the two main directions of the real ones.
 
     Args:
-        pieces: of a fitted model; with a trained flow its reverse chain is sampled, without one its modes.
+        pieces: prototypes and, where there was something to learn from, training of a fitted model.
         pooled: stored pooled statistics of normals, (n, d).
         seed: of the samples.
     """
-    closed_form = unpack_final(pieces["closed_form"])
-    standardiser, generator = closed_form.standardiser, torch.Generator().manual_seed(seed)
+    closed_form = unpack_closed_form(pieces["prototypes"])
+    flow = unpack_modules(pieces["training"]).of_round(FINAL).flow if "training" in pieces else closed_form.flow
+    generator = torch.Generator().manual_seed(seed)
     with torch.inference_mode():
-        real = (
-            torch.from_numpy(np.asarray(pooled[:SAMPLED])) - standardiser.pooled_center
-        ) / standardiser.pooled_spread
-        if "flow" in pieces:
-            flow = load_flow(pieces["flow"], closed_form.modes)
-            drawn = sample_normals(flow.velocity, flow.prototypes, len(real), SAMPLING_STEPS, 1.0, generator)
-        else:
-            drawn = closed_form.modes.sample(len(real), generator)
+        real = closed_form.standardiser.z(torch.from_numpy(np.asarray(pooled[:SAMPLED])))
+        drawn = closed_form.whitening.inverse(sample_normals(flow, len(real), SAMPLING_STEPS, generator)[0])
         center = real.mean(0)
         directions = torch.linalg.svd(real - center, full_matrices=False).Vh[:2].T
         table = pd.DataFrame(torch.cat([real - center, drawn - center]).matmul(directions).numpy())

@@ -1,84 +1,167 @@
-"""The velocity mixture q_θ(u | z_t) = Σ_k π_k(z_t, t) N(u; μ_k(z_t, t), s_u² I)."""
+"""The velocity mixture q_θ(u | x_t) = Σ_k π_k N(u; μ_{u,k}(x_t, t), s_u² I) with s_u = 1.
+
+It starts as the closed-form transport of each group to its prototype, and a network learns what is missing. In the
+printed form there is no such start: the network makes all weights and means.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-
-from mpfm_kedro.detectors.mpfm.modes import Modes, Path
 
 TIME_FREQUENCIES = 8
 
 
 class Velocity(NamedTuple):
-    """The mixture at B points: log weights (B, C) and component means (B, C, d)."""
+    """The mixture at B points: log weights (R, B, K) and component means (R, B, K, d)."""
 
     log_weight: Tensor
     mean: Tensor
 
     @property
     def field(self) -> Tensor:
-        """The mean velocity Σ_k π_k μ_k, (B, d)."""
-        return torch.einsum("bc,bcd->bd", self.log_weight.exp(), self.mean)
+        """The mean velocity Σ_k π_k μ_{u,k}, (R, B, d)."""
+        return torch.einsum("rbk,rbkd->rbd", self.log_weight.exp(), self.mean)
 
-    def log_prob(self, u: Tensor, scale: float) -> Tensor:
-        """Log q(u): (B, d) → (B,)."""
-        squared = (u[:, None] - self.mean).square().sum(2)
-        constant = u.shape[1] * (math.log(scale) + 0.5 * math.log(2 * math.pi))
-        return (self.log_weight - 0.5 * squared / scale**2 - constant).logsumexp(1)
+    def log_prob(self, u: Tensor) -> Tensor:
+        """log q(u): (R, B, d) → (R, B)."""
+        squared = (u[:, :, None] - self.mean).square().sum(3)
+        return log_mixture(self.log_weight, squared, u.shape[2])
 
 
-class VelocityMixture(nn.Module):
-    """A closed-form start plus a learned residual that is zero at the start.
+class VelocityMixture(Protocol):
+    """What the flow needs of a velocity mixture; p (R, B, K) are the group weights of the starting points."""
 
-    With modes there is one component per mode: mean v_j + residual_j, weight p(j | z_t) times a learned factor.
-    Without (the printed form) all of the C components come from the network.
+    def components(self, x_t: Tensor, t: Tensor, p: Tensor) -> Velocity:
+        """The mixture at x_t (R, B, d) and t (R, B, 1)."""
+
+    def field(self, x_t: Tensor, t: Tensor, p: Tensor) -> Tensor:
+        """The mean velocity, (R, B, d)."""
+
+    def log_prob(self, u: Tensor, x_t: Tensor, t: Tensor, p: Tensor) -> Tensor:
+        """log q(u | x_t), (R, B)."""
+
+
+class ResidualNetwork(nn.Module):
+    """d → hidden → outputs with the time added to the hidden layer.
 
     Args:
-        d: size of z.
-        components: C; ignored with modes.
-        hidden: width of the network.
-        modes: the closed-form start, or None.
-        precision: fp32, or bf16 to multiply matrices of the network in half the width. Only the network: likelihoods
-            are sums over d (2304) squares, in which the three digits of bf16 would drown what distinguishes images.
+        rounds: R.
+        d: size of x.
+        hidden: width.
+        outputs: size of what it returns.
+        generator: of the first weights, which are the same in every round.
+        zero: whether it returns zero at the start; components that a network makes alone would then never differ.
     """
 
-    def __init__(self, d: int, components: int, hidden: int, modes: Modes | None, precision: str = "fp32") -> None:
+    def __init__(
+        self, rounds: int, d: int, hidden: int, outputs: int, generator: torch.Generator, zero: bool = True
+    ) -> None:
         super().__init__()
-        self.precision = precision
-        self.modes = modes
-        self.components = modes.n_modes if modes is not None else components
-        self.d = d
-        self.read = nn.Linear(d, hidden)
-        self.time = nn.Linear(2 * TIME_FREQUENCIES, hidden)
-        self.mix = nn.Linear(hidden, hidden)
-        self.mean = nn.Linear(hidden, self.components * d)
-        self.logit = nn.Linear(hidden, self.components)
-        for layer in (self.mean, self.logit):
-            nn.init.zeros_(layer.weight)
-            nn.init.zeros_(layer.bias)
+        read = torch.randn(d, hidden, generator=generator) / d**0.5
+        time = torch.randn(2 * TIME_FREQUENCIES, hidden, generator=generator) / (2 * TIME_FREQUENCIES) ** 0.5
+        self.read = nn.Parameter(read.repeat(rounds, 1, 1))
+        self.time = nn.Parameter(time.repeat(rounds, 1, 1))
+        self.bias = nn.Parameter(torch.zeros(rounds, 1, hidden))
+        write = (
+            torch.zeros(hidden, outputs) if zero else torch.randn(hidden, outputs, generator=generator) / hidden**0.5
+        )
+        self.write = nn.Parameter(write.repeat(rounds, 1, 1))
+        self.offset = nn.Parameter(torch.zeros(rounds, 1, outputs))
 
-    def residual(self, z_t: Tensor, t: Tensor) -> Velocity:
-        """What the network adds to logits (B, C) and means (B, C, d), in the precision of z_t."""
-        with torch.autocast(z_t.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            hidden = nn.functional.silu(self.read(z_t) + self.time(time_features(t)))
-            hidden = nn.functional.silu(self.mix(hidden))
-            logit, mean = self.logit(hidden), self.mean(hidden)
-        return Velocity(logit.to(z_t.dtype), mean.to(z_t.dtype).view(-1, self.components, self.d))
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        """(R, B, d) and t (R, B, 1) → (R, B, outputs)."""
+        hidden = nn.functional.silu(x @ self.read + time_features(t) @ self.time + self.bias)
+        return hidden @ self.write + self.offset
 
-    def forward(self, z_t: Tensor, t: Tensor, path: Path | None = None) -> Velocity:
-        """q_θ(u | z_t) at z_t (B, d) and t (B, 1), on a path that may be given."""
-        logit, mean = self.residual(z_t, t)
-        if self.modes is not None:
-            start = self.modes.at(z_t, t, path)
-            logit, mean = logit + start.log_prob, mean + start.velocity
-        return Velocity(logit.log_softmax(1), mean)
+
+class CoupledVelocity(nn.Module):
+    """Means v_k(x_t, t) + residual(x_t, t), weights p_k of the groups.
+
+    Group k is carried from m_k + (x − m_k) to m_k + a_k (x − m_k). On the straight path
+    v_k(x_t, t) = (a_k − 1) / ((1 − t) + t a_k) · (x_t − m_k), exact in one Euler step of any length.
+
+    Args:
+        center: m (R, K, d), whitened group means.
+        gain: a (R, K).
+        network: the residual, shared by all components; without one the flow is its closed-form start.
+    """
+
+    def __init__(self, center: Tensor, gain: Tensor, network: ResidualNetwork | None = None) -> None:
+        super().__init__()
+        self.center = nn.Buffer(center.clone())
+        self.gain = nn.Buffer(gain.clone())
+        self.network = network
+
+    def residual(self, x_t: Tensor, t: Tensor) -> Tensor:
+        """What the network adds to all component means, (R, B, d)."""
+        return torch.zeros_like(x_t) if self.network is None else self.network(x_t, t)
+
+    def components(self, x_t: Tensor, t: Tensor, p: Tensor) -> Velocity:
+        """The mixture, with all component means written out."""
+        offset = x_t[:, :, None] - self.center[:, None]
+        mean = self._rate(t)[..., None] * offset + self.residual(x_t, t)[:, :, None]
+        return Velocity(p.clamp_min(1e-12).log(), mean)
+
+    def field(self, x_t: Tensor, t: Tensor, p: Tensor) -> Tensor:
+        """Σ_k p_k v_k + residual."""
+        rate = p * self._rate(t)
+        return rate.sum(2, keepdim=True) * x_t - rate @ self.center + self.residual(x_t, t)
+
+    def log_prob(self, u: Tensor, x_t: Tensor, t: Tensor, p: Tensor) -> Tensor:
+        """log q(u | x_t) by products with the K centres: no (B, K, d) is made.
+
+        ‖w − r_k (x_t − m_k)‖² = ‖w‖² − 2 r_k w·(x_t − m_k) + r_k² ‖x_t − m_k‖² with w = u − residual.
+        """
+        rate, center = self._rate(t), self.center.mT
+        w = u - self.residual(x_t, t)
+        along = (w * x_t).sum(2, keepdim=True) - w @ center
+        apart = x_t.square().sum(2, keepdim=True) - 2 * x_t @ center + self.center.square().sum(2)[:, None]
+        squared = w.square().sum(2, keepdim=True) - 2 * rate * along + rate.square() * apart
+        return log_mixture(p.clamp_min(1e-12).log(), squared, u.shape[2])
+
+    def _rate(self, t: Tensor) -> Tensor:
+        """(a_k − 1) / ((1 − t) + t a_k): (R, B, 1) → (R, B, K)."""
+        gain = self.gain[:, None]
+        return (gain - 1) / ((1 - t) + t * gain)
+
+
+class NetworkVelocity(nn.Module):
+    """The printed form: the network makes the weights and the means of all K components.
+
+    Args:
+        network: with K (d + 1) outputs.
+        components: K.
+    """
+
+    def __init__(self, network: ResidualNetwork, components: int) -> None:
+        super().__init__()
+        self.network = network
+        self.n_components = components
+
+    def components(self, x_t: Tensor, t: Tensor, p: Tensor) -> Velocity:
+        """The mixture; group weights are not used."""
+        logit, mean = self.network(x_t, t).split([self.n_components, self.n_components * x_t.shape[2]], 2)
+        return Velocity(logit.log_softmax(2), mean.unflatten(2, (self.n_components, -1)))
+
+    def field(self, x_t: Tensor, t: Tensor, p: Tensor) -> Tensor:
+        """Σ_k π_k μ_{u,k}."""
+        return self.components(x_t, t, p).field
+
+    def log_prob(self, u: Tensor, x_t: Tensor, t: Tensor, p: Tensor) -> Tensor:
+        """log q(u | x_t)."""
+        return self.components(x_t, t, p).log_prob(u)
+
+
+def log_mixture(log_weight: Tensor, squared: Tensor, d: int) -> Tensor:
+    """log Σ_k w_k N with unit variance in d dimensions from squared distances, (R, B, K) each → (R, B)."""
+    return (log_weight - 0.5 * squared).logsumexp(2) - 0.5 * d * math.log(2 * math.pi)
 
 
 def time_features(t: Tensor) -> Tensor:
-    """Sin and cos of π 2^i t: (B, 1) → (B, 2 · TIME_FREQUENCIES)."""
+    """Sin and cos of π 2^i t: (…, 1) → (…, 2 · TIME_FREQUENCIES)."""
     angle = math.pi * t * 2.0 ** torch.arange(TIME_FREQUENCIES, device=t.device)
-    return torch.cat([angle.sin(), angle.cos()], dim=1)
+    return torch.cat([angle.sin(), angle.cos()], dim=-1)

@@ -26,7 +26,7 @@ def create_pipeline(**_: object) -> Pipeline:
         node(write_comparison_page, written, "report", name="write_comparison_page"),
         node(draw_comparison, "table", "plot", name="draw_comparison"),
     ]
-    return create_study("comparison", plan_comparison(), report)
+    return create_study("comparison", plan_comparison(), report, baselines=True)
 
 
 def plan_comparison() -> Pipeline:

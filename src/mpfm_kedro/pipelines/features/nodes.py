@@ -50,6 +50,11 @@ def plan_views(samples: pd.DataFrame, image_size: Any, parameters: FeatureParame
     return pd.concat([part[columns].assign(view=view, image_size=size) for part, view in plan], ignore_index=True)
 
 
+def plan_mpfm_views(samples: pd.DataFrame, image_size: Any, parameters: FeatureParameters) -> pd.DataFrame:
+    """The views that MPFM reads: all but the CutMix pseudo-anomalies, which are for baselines."""
+    return plan_views(samples, image_size, parameters.model_copy(update={"cutmix_views": 0}))
+
+
 def fitting_size(normals: pd.DataFrame) -> int:
     """The size that fits these images or crops: 448 if the median of their shorter sides is at least that, else 224.
 

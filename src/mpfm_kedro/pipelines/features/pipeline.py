@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline, node
 
-from mpfm_kedro.pipelines.features.nodes import extract_features, plan_views
+from mpfm_kedro.pipelines.features.nodes import extract_features, plan_mpfm_views, plan_views
 
 
-def create_pipeline(**_: object) -> Pipeline:
-    """The stage that every setting shares."""
+def create_pipeline(baselines: bool = False, **_: object) -> Pipeline:
+    """The stage that every study shares; with ``baselines`` also the pseudo-anomalies that some of them read."""
+    plan = plan_views if baselines else plan_mpfm_views
     return Pipeline(
         [
-            node(plan_views, ["samples", "params:image_size", "params:features"], "views", name="plan_views"),
+            node(plan, ["samples", "params:image_size", "params:features"], "views", name="plan_views"),
             node(
                 extract_features,
                 ["views", "images", "backbone_weights", "feature_store", "params:device", "params:features"]

@@ -37,15 +37,15 @@ def gather_samples(samples: pd.DataFrame, collection: Collection, images: ImageL
 
 
 def production_specifications(
+    runs: pd.DataFrame,
     prototypes: PrototypeParameters,
     repairs: RepairParameters,
     training: TrainingParameters,
-    inspection: InspectionParameters,
     backbone: Any,  # a name or a list; Kedro warns of union types
 ) -> list[Specification]:
-    """MPFM as configured; more normals are scored by models without them, for the promise rests on these."""
+    """MPFM as configured; without a known anomaly, MPFM that knows none."""
     ours = Ours(prototypes, repairs, training, backbone)
-    return [ours(prototypes={"unseen_normals": max(prototypes.unseen_normals, inspection.unseen_normals)})]
+    return [ours() if runs["known_anomalies"].map(len).all() else ours.untrained()]
 
 
 def assemble_model(

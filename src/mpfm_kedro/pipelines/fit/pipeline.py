@@ -6,7 +6,7 @@ from kedro.pipeline import Pipeline, node
 
 from mpfm_kedro.experiments.protocol import make_production_run
 from mpfm_kedro.pipelines import ingestion, prototypes, runs, training
-from mpfm_kedro.pipelines.features.nodes import extract_features, plan_views
+from mpfm_kedro.pipelines.features.nodes import extract_features, plan_mpfm_views
 from mpfm_kedro.pipelines.fit.nodes import assemble_model, gather_samples, production_specifications, summarise_model
 from mpfm_kedro.pipelines.reporting.pipeline import keep
 from mpfm_kedro.reports.model import write_card
@@ -14,7 +14,7 @@ from mpfm_kedro.reports.model import write_card
 SHARED = {"samples", "images", "backbone_weights", "feature_store", "model_cache", "collection", "evaluation"}
 SHOWN = {"all_samples": "production_samples", "features": "production_features", "model": "production_model"}
 STORE = ["images", "backbone_weights", "feature_store", "params:device", "params:features", "params:compute"]
-MPFM = ["params:prototypes", "params:repairs", "params:training", "params:inspection", "params:backbone"]
+MPFM = ["runs", "params:prototypes", "params:repairs", "params:training", "params:backbone"]
 
 
 def create_pipeline(**_: object) -> Pipeline:
@@ -27,7 +27,7 @@ def create_production() -> Pipeline:
     gathered = Pipeline(
         [
             node(gather_samples, ["samples", "collection", "images"], "all_samples", name="gather_samples"),
-            node(plan_views, ["all_samples", "params:image_size", "params:features"], "views", name="plan_views"),
+            node(plan_mpfm_views, ["all_samples", "params:image_size", "params:features"], "views", name="plan_views"),
             node(extract_features, ["views", *STORE], "features", name="extract_features"),
         ],
         namespace="features",

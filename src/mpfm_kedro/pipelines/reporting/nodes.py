@@ -11,12 +11,15 @@ import pandas as pd
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.experiments.cache import ArtefactFile
 from mpfm_kedro.experiments.columns import ours
+from mpfm_kedro.experiments.models import typical_normals
 from mpfm_kedro.experiments.trials import pieces_of, read_trials
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.parallel import torch_device
 from mpfm_kedro.parameters import InspectionParameters
+from mpfm_kedro.reports.groups import to_strip
 
 MOST_CELLS = 8
+TYPICAL = 6  # images of each group
 
 
 def show_mistakes(
@@ -56,6 +59,18 @@ def show_mistakes(
     paths = samples.set_index("sample_id")["path"].loc[table["sample"]]
     links = [quote(Path(os.path.relpath(images.folder / path, report_folder)).as_posix()) for path in paths]
     return table.assign(link=links), pd.DataFrame(points, columns=POINTS)
+
+
+def show_groups(
+    runs: pd.DataFrame, samples: pd.DataFrame, images: ImageLoader, initial_models: dict[str, ArtefactFile]
+) -> pd.DataFrame:
+    """The groups that K-means++ found among the first run's normals: size, and a strip of their most typical images."""
+    where = samples.set_index("sample_id")[["path", "crop", "content_hash", "pixel_range"]]
+    rows = []
+    for size, members in typical_normals(runs, initial_models, TYPICAL):
+        thumbnails = [images.thumbnail(*where.loc[sample]) for sample in members]
+        rows.append({"size": size, "image": to_strip(thumbnails)})
+    return pd.DataFrame(rows, columns=["size", "image"])
 
 
 def keep_report(report: str) -> str:

@@ -9,7 +9,7 @@ from kedro.pipeline.node import Node
 
 from mpfm_kedro.experiments.models import sample_features, tabulate_history, tabulate_modes
 from mpfm_kedro.experiments.versions import record
-from mpfm_kedro.pipelines.reporting.nodes import keep_report, show_mistakes
+from mpfm_kedro.pipelines.reporting.nodes import keep_report, show_groups, show_mistakes
 from mpfm_kedro.reports import figures
 from mpfm_kedro.reports.setting import write_report, write_summary
 
@@ -44,6 +44,7 @@ def create_pipeline(nodes: list[Node] | None = None, **_: object) -> Pipeline:
             node(figures.draw_loss_curves, "history", "loss_curves", name="draw_loss_curves"),
             node(figures.draw_prototype_usage, "history", "prototype_usage", name="draw_prototype_usage"),
             node(figures.draw_sampled_features, "sampled_features", "sampled_plot", name="draw_sampled_features"),
+            node(show_groups, ["runs", "samples", "images", "initial_models"], "groups", name="show_groups"),
             node(
                 show_mistakes,
                 ["runs", "trials", "scores", "features", "samples", "images", "initial_models", "models"]
@@ -54,7 +55,7 @@ def create_pipeline(nodes: list[Node] | None = None, **_: object) -> Pipeline:
             node(
                 write_report,
                 ["summary", "run_metrics", "scores", "history", "summary_without_repeats", "sampled_features"]
-                + ["differences", "mistakes", "operating_points"],
+                + ["differences", "mistakes", "operating_points", "groups"],
                 "report",
                 name="write_report",
             ),

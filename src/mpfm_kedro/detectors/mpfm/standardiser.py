@@ -1,0 +1,60 @@
+"""Centre and spread of features, fitted on training normals."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mpfm_kedro.backbones.rows import FeatureRows
+
+
+class Standardiser(nn.Module):
+    """z = (pooled − centre) / spread, and the same for each channel of the maps.
+
+    Args:
+        pooled_center: (d,).
+        pooled_spread: (d,).
+        map_center: (C,), over all positions.
+        map_spread: (C,).
+    """
+
+    def __init__(self, pooled_center: Tensor, pooled_spread: Tensor, map_center: Tensor, map_spread: Tensor) -> None:
+        super().__init__()
+        self.pooled_center = nn.Buffer(pooled_center)
+        self.pooled_spread = nn.Buffer(pooled_spread)
+        self.map_center = nn.Buffer(map_center)
+        self.map_spread = nn.Buffer(map_spread)
+
+    def z(self, pooled: Tensor) -> Tensor:
+        """Standardised pooled statistics, (B, d) → (B, d)."""
+        return (pooled - self.pooled_center) / self.pooled_spread
+
+    def patches(self, maps: Tensor) -> Tensor:
+        """Standardised patches, (B, C, H', W') → (B, X, C)."""
+        return (maps.flatten(2).mT.float() - self.map_center) / self.map_spread
+
+    def z_of(self, rows: FeatureRows) -> Tensor:
+        """Standardised pooled statistics of stored features, (n, d)."""
+        return self.z(torch.from_numpy(rows.pooled).to(self.pooled_center))
+
+
+def fit_standardiser(normals: FeatureRows) -> Standardiser:
+    """Centre and spread of pooled statistics, and of the map's channels over all positions."""
+    mean, square = torch.zeros(2, len(normals), normals.maps.shape[1], dtype=torch.double)
+    for part, stored in normals.map_batches():
+        maps = stored.float()
+        mean[part] = maps.mean((2, 3)).double()
+        square[part] = (maps - mean[part, :, None, None].float()).square().mean((2, 3)).double()
+    pooled = torch.from_numpy(normals.pooled).double()
+    spread = (square.mean(0) + mean.var(0, correction=0)).sqrt()
+    return Standardiser(
+        pooled_center=pooled.mean(0).float(),
+        pooled_spread=_not_zero(pooled.std(0, correction=0)).float(),
+        map_center=mean.mean(0).float(),
+        map_spread=_not_zero(spread).float(),
+    )
+
+
+def _not_zero(spread: Tensor) -> Tensor:
+    """A constant feature keeps its scale."""
+    return torch.where(spread > 1e-6, spread, torch.ones_like(spread))

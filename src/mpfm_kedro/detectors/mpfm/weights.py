@@ -1,0 +1,117 @@
+"""The weights of the scores: logistic regression of left-out known anomalies against held-out normals, with a prior.
+
+The prior rules where there is little evidence. Each mode has weights of its own: what is learned in one mode says
+little about the anomalies of another.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from scipy.special import expit
+from torch import Tensor
+
+from mpfm_kedro.detectors.mpfm.calibration import MEMBERS, SCORES, Evidence
+
+PRIOR_SPREAD = 0.7
+PRIOR_WEIGHTS = np.array([0.5, 0.5, 1.0, 1.5, 1.5, 1.0])  # of a score before any evidence
+STEP_0 = np.array([True, False, False, True, False, False])  # S_g and S_r before training
+ANOMALIES_OF_THE_PRIOR = 3.0
+WEIGHT_NORM = 2.0  # of the four parts together, as of four weights of 1
+COUNTED = np.ones(len(SCORES), dtype=bool)
+
+
+def prior_weights(n_known: float, counted: np.ndarray = COUNTED) -> np.ndarray:
+    """What is learned counts M / (M + 3), and what it starts from the rest of it, (S,).
+
+    Where only one of a trained score and its step 0 is counted, it has the weight of both.
+    """
+    learned = n_known / (n_known + ANOMALIES_OF_THE_PRIOR)
+    share = np.where(STEP_0, 1 - learned, learned)
+    for own in MEMBERS:
+        if len(own) > 1 and counted[list(own)].sum() == 1:
+            share[list(own)] = 1.0
+    return PRIOR_WEIGHTS * share
+
+
+def fit_weights(
+    normals: list[Tensor],
+    anomalies: list[Tensor],
+    evidence: list[Evidence],
+    n_modes: list[int],
+    n_known: int,
+    counted: np.ndarray = COUNTED,
+) -> list[Tensor]:
+    """The weights (S, J) of each backbone; in each of its modes the weights of all backbones are fitted at once.
+
+    The known anomalies of all other modes together count at most as one of the mode's own. The weights of a mode have
+    one norm, so that a mode with more evidence has no larger scores; scores that are not counted take no part.
+    Evidence against every score decides nothing: the weights are then those of the prior.
+
+    Args:
+        normals: t of held-out normals by backbone, (n, S).
+        anomalies: t of left-out known anomalies and their views by backbone, (m, S).
+        evidence: of these anomalies by backbone.
+        n_modes: J of each backbone.
+        n_known: M.
+        counted: which scores are added (S,).
+    """
+    of_normals, of_anomalies = (torch.cat(each, 1).double().numpy() for each in (normals, anomalies))
+    added, found = np.tile(counted, len(n_modes)), []
+    for number, own in enumerate(evidence):
+        weight = np.empty((len(SCORES), n_modes[number]))
+        for j in range(n_modes[number]):
+            count, known = counted_in_mode(own, j, n_known)
+            before = np.tile(prior_weights(known, counted) / len(n_modes), len(n_modes))[added]
+            fitted = np.zeros(len(added))
+            weights = stacked_weights(of_normals[:, added], of_anomalies[:, added], count, before)
+            fitted[added] = weights if weights.any() else before
+            by_backbone = fitted.reshape(len(n_modes), -1)
+            parts = np.stack([by_backbone[:, list(members)].sum(1) for members in MEMBERS])
+            weight[:, j] = by_backbone[number] * WEIGHT_NORM / max(float(np.linalg.norm(parts)), 1e-9)
+        found.append(torch.from_numpy(weight).float())
+    return found
+
+
+def counted_in_mode(anomalies: Evidence, mode: int, n_known: int) -> tuple[np.ndarray, float]:
+    """What each anomaly of the evidence counts in a mode (m,), and how many of the M known ones count there.
+
+    Those of the mode count fully, the others together as one or less. A single known anomaly, which is never left out,
+    thus counts as one in every mode; of several each is in the evidence.
+    """
+    count, own = anomalies.count.double().numpy(), (anomalies.mode == mode).numpy()
+    known = count[own].sum()
+    others = n_known - known
+    return count * np.where(own, 1.0, 1 / max(1.0, others)), known + min(1.0, others)
+
+
+def stacked_weights(normals: np.ndarray, anomalies: np.ndarray, count: np.ndarray, prior: np.ndarray) -> np.ndarray:
+    """Weights w ≥ 0 of the scores: logistic regression with a Gaussian prior around ``prior``, whose spread is 0.7.
+
+    Minimises Σ_i c_i log(1 + exp(∓(w · t_i + b))) + ‖w − prior‖² / (2 · 0.7²), w ≥ 0; anomalies count 1 each, with all
+    of their views, and normals as much as the anomalies together.
+
+    Args:
+        normals: t (n, k), the scores of all backbones.
+        anomalies: t (m, k).
+        count: what each anomaly counts (m,).
+        prior: the weights without evidence (k,).
+    """
+    total = count.sum()
+    if total == 0:
+        return prior
+    x = np.concatenate([normals, anomalies])
+    sign = np.repeat([1.0, -1.0], [len(normals), len(anomalies)])
+    counts = np.concatenate([np.full(len(normals), total / len(normals)), count])
+
+    def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+        weight, bias = parameters[:-1], parameters[-1]
+        logit = sign * (x @ weight + bias)
+        slope = counts * sign * expit(logit)
+        deviation = (weight - prior) / PRIOR_SPREAD
+        value = counts @ np.logaddexp(0, logit) + 0.5 * deviation @ deviation
+        return value, np.append(slope @ x + deviation / PRIOR_SPREAD, slope.sum())
+
+    bounds = [(0, None)] * len(prior) + [(None, None)]
+    return minimize(loss, np.append(prior, 0.0), jac=True, method="L-BFGS-B", bounds=bounds).x[:-1]

@@ -1,0 +1,92 @@
+"""Whitening: the linear part of the flow's start, shared by all groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+SHRINKAGES = np.geomspace(0.003, 0.9, 14)
+NULL = 1e-9  # eigenvalues below this share of the largest are rounding
+
+
+class Whitening(nn.Module):
+    """x = A z with A = Σ^{-1/2}, Σ = U diag(λ) Uᵀ + ρ (I − U Uᵀ) the shrunk covariance within groups.
+
+    The directions in which no normal varies are kept, with variance ρ: defects show there.
+
+    Args:
+        basis: U (d, r), orthonormal columns.
+        variance: λ (r,).
+        level: ρ, ().
+    """
+
+    def __init__(self, basis: Tensor, variance: Tensor, level: Tensor) -> None:
+        super().__init__()
+        self.basis = nn.Buffer(basis)
+        self.variance = nn.Buffer(variance)
+        self.level = nn.Buffer(level)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """A z: (B, d) → (B, d)."""
+        return self._scaled(z, self.variance.rsqrt(), self.level.rsqrt())
+
+    def inverse(self, x: Tensor) -> Tensor:
+        """A^{-1} x: (B, d) → (B, d)."""
+        return self._scaled(x, self.variance.sqrt(), self.level.sqrt())
+
+    def _scaled(self, x: Tensor, inside: Tensor, outside: Tensor) -> Tensor:
+        return outside * x + (x @ self.basis * (inside - outside)) @ self.basis.T
+
+
+def no_whitening(d: int) -> Whitening:
+    """A = I: the printed form, prototypes on raw features."""
+    return Whitening(torch.zeros(d, 1), torch.ones(1), torch.ones(()))
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Mean (d,), eigenvectors (d, r) and eigenvalues (r,) of the covariance of some rows."""
+
+    mean: np.ndarray
+    basis: np.ndarray
+    variance: np.ndarray
+
+    @classmethod
+    def of(cls, z: np.ndarray) -> Spectrum:
+        """Of the rows of z (n, d), by the smaller of covariance and Gram matrix."""
+        n, d = z.shape
+        z = z.astype(np.float64)  # in single precision null directions survive the threshold below
+        mean = z.mean(0)
+        offset = z - mean
+        if n > d:
+            variance, basis = np.linalg.eigh(offset.T @ offset / n)
+            return cls(mean, basis, np.maximum(variance, 0))
+        variance, left = np.linalg.eigh(offset @ offset.T / n)
+        keep = variance > max(variance[-1], 1e-30) * NULL
+        variance, left = variance[keep], left[:, keep]
+        return cls(mean, offset.T @ (left / np.sqrt(n * variance)), variance)
+
+    def shrunk(self, shrinkage: float) -> tuple[np.ndarray, float]:
+        """Eigenvalues of (1−α) S + α (tr S / d) I: inside the basis, and outside of it."""
+        level = shrinkage * max(self.variance.sum() / len(self.basis), 1e-6)
+        return (1 - shrinkage) * self.variance + level, level
+
+    def log_likelihoods(self, z: np.ndarray) -> np.ndarray:
+        """Log N(z; mean, shrunk covariance) up to a constant, (n, d) → (n, shrinkages)."""
+        offset = z - self.mean
+        inside = np.square(offset @ self.basis)
+        outside = np.maximum(np.square(offset).sum(1) - inside.sum(1), 0)
+        columns = []
+        for shrinkage in SHRINKAGES:
+            variance, level = self.shrunk(shrinkage)
+            volume = np.log(variance).sum() + (z.shape[1] - len(variance)) * np.log(level)
+            columns.append(-0.5 * (inside @ (1 / variance) + outside / level + volume))
+        return np.stack(columns, axis=1)
+
+    def whitening(self, shrinkage: float) -> Whitening:
+        """The whitening by the shrunk covariance."""
+        variance, level = self.shrunk(shrinkage)
+        return Whitening(*(torch.as_tensor(array, dtype=torch.float) for array in (self.basis, variance, level)))

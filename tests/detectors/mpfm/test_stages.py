@@ -1,0 +1,117 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from mpfm_kedro.detectors.mpfm.calibration import calibrate
+from mpfm_kedro.detectors.mpfm.detector import load, load_fold_models
+from mpfm_kedro.detectors.mpfm.fitting import normal_evidence
+from mpfm_kedro.detectors.mpfm.rounds import Rounds
+from mpfm_kedro.detectors.mpfm.storage import unpack_calibration, unpack_forms, unpack_initialised, unpack_modules
+from mpfm_kedro.parameters import RepairParameters
+from small_mpfm import CPU, PRINTED, Memory, fit, make_data, specify
+
+
+def auc(pieces, normals, anomalies):
+    scores = [load(pieces, CPU).score_samples(rows).score for rows in (normals, anomalies)]
+    return roc_auc_score(np.repeat([0, 1], [len(normals), len(anomalies)]), np.concatenate(scores))
+
+
+def same(one, other):
+    """Whether two fits are equal bit by bit."""
+    for name, piece in one.items():
+        assert piece.details == other[name].details, name
+        for key, value in piece.tensors.items():
+            assert torch.equal(value, other[name].tensors[key]), (name, key)
+    return set(one) == set(other)
+
+
+@pytest.mark.parametrize("n_known", [0, 1, 2, 3, 4, 5, 12])
+def test_any_number_of_known_anomalies_makes_a_detector(n_known):
+    data, normals, anomalies = make_data(n_known=n_known)
+    pieces = fit(specify(trained=n_known > 0), data)
+    assert auc(pieces, normals, anomalies) > 0.9
+    weight = unpack_calibration(pieces["calibration"], 0).weight
+    assert (weight >= 0).all() and (weight.sum(0) > 0).all()
+    left_out = load_fold_models(pieces, data.anomalies.source, 0, CPU)
+    for kind, number in (("normals", 60), ("anomalies", 2 * n_known if n_known > 1 else 0)):
+        found = np.concatenate([getattr(each, kind) for each in left_out])
+        np.testing.assert_array_equal(np.sort(found), np.arange(number))
+        for each in left_out:
+            rows = getattr(data, kind).take(getattr(each, kind))
+            assert np.isfinite(each.detector.score_samples(rows).score).all()
+
+
+@pytest.mark.parametrize("n", range(2, 11))
+@pytest.mark.parametrize("n_known", [0, 1, 3])
+def test_few_normals_make_a_detector(n, n_known):
+    data, normals, anomalies = make_data(n=n, n_known=n_known)
+    assert auc(fit(specify(trained=n_known > 0), data), normals, anomalies) > 0.5
+
+
+@pytest.mark.parametrize("repair", [*RepairParameters.model_fields, "all"])
+@pytest.mark.parametrize("n_known", [1, 3])
+def test_every_printed_form_makes_a_detector(repair, n_known):
+    data, normals, anomalies = make_data(n_known=n_known)
+    changes = PRINTED if repair == "all" else {repair: "printed"}
+    changes = changes | ({"coupling": "printed"} if repair == "transport_start" else {})
+    assert auc(fit(specify(**changes), data), normals, anomalies) > 0.6
+
+
+def test_the_same_seed_gives_the_same_bits():
+    data, *_ = make_data()
+    first, second, other = (fit(specify(), data, seed) for seed in (0, 0, 1))
+    assert same(first, second)
+    assert not torch.equal(first["training"].tensors["m_a.weight"], other["training"].tensors["m_a.weight"])
+
+
+def test_little_memory_gives_the_same_bits():
+    data, *_ = make_data()
+    assert same(fit(specify(), data), fit(specify(), data, memory=0))
+
+
+@pytest.mark.parametrize("forms", [{}, PRINTED], ids=["repaired", "printed"])
+def test_an_interrupted_fit_gives_the_same_pieces(forms):
+    data, *_ = make_data()
+    checkpoint = Memory()
+    whole = fit(specify(**forms), data, checkpoint=checkpoint)
+    assert len(checkpoint.states) == 2
+    assert same(whole, fit(specify(**forms), data, checkpoint=Memory(checkpoint.states[:1])))
+
+
+def test_an_anomaly_that_a_round_leaves_out_does_not_change_it():
+    data, *_ = make_data(n_known=3)
+    moved = data.anomalies.pooled + 50 * (data.anomalies.source == 0)[:, None].astype(np.float32)
+    pieces = fit(specify(), data)
+    changed = fit(specify(), replace(data, anomalies=replace(data.anomalies, pooled=moved)))["training"].tensors
+    rounds = Rounds.of_folds(pieces["prototypes"].tensors["fold"].numpy(), data.anomalies.source, 0)
+    (r,) = np.flatnonzero(~rounds.anomalies[:, 0])
+    for name, value in pieces["training"].tensors.items():
+        torch.testing.assert_close(value[r], changed[name][r], rtol=1e-4, atol=1e-5, msg=name)
+    assert not torch.equal(pieces["training"].tensors["m_n.weight"][-1], changed["m_n.weight"][-1])
+
+
+def test_each_round_is_calibrated_by_the_normals_that_it_learns_from():
+    data, *_ = make_data()
+    pieces = fit(specify(), data)
+    initialised, fold = unpack_initialised(pieces["prototypes"])
+    rounds = Rounds.of_folds(fold, data.anomalies.source, 0)
+    trained = unpack_modules(pieces["training"]), rounds, unpack_forms(pieces["training"])
+    evidence = normal_evidence(data.normals, initialised, *trained)
+    for r, learned in enumerate(rounds.normals):
+        expected, _ = calibrate(evidence.take(torch.from_numpy(learned)), initialised.n_modes)
+        found = unpack_calibration(pieces["calibration"], 0, r)
+        for name, value in expected.state_dict().items():
+            if name != "weight":
+                torch.testing.assert_close(getattr(found, name), value, msg=name)
+
+
+@pytest.mark.parametrize("parts", ["g", "an", "gar"])
+@pytest.mark.parametrize("step_0", [False, True])
+@pytest.mark.parametrize("fusion", ["repaired", "printed"])
+def test_the_parts_that_are_named_count_and_no_others(parts, step_0, fusion):
+    data, normals, _ = make_data(n_known=4)
+    found = load(fit(specify(scores=list(parts), step_0=step_0, fusion=fusion), data), CPU).inspect(normals)
+    assert (found.contributions.abs().sum(0) > 0).tolist() == [part in parts for part in "garn"]
