@@ -26,20 +26,17 @@ from torch import Tensor, nn
 from torchvision.models import resnet18
 
 from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract
-from mpfm_kedro.detectors.base import Context
-from mpfm_kedro.detectors.mpfm import calibration, closed_form, learned
 from mpfm_kedro.detectors.mpfm.detector import keep_final
 from mpfm_kedro.images.loading import ImageLoader
-from mpfm_kedro.inspection.export import open_network, run_network, write_network
+from mpfm_kedro.inspection.export import ExportedModel, open_network, run_network, write_network
 from mpfm_kedro.inspection.inspector import Inspector
 from mpfm_kedro.inspection.model import FORMAT, Calibration, Gallery, Model
-from mpfm_kedro.inspection.network import DetectorNetwork
 from mpfm_kedro.inspection.prediction_log import PredictionLog
 from mpfm_kedro.inspection.predictions import predict_files
 from mpfm_kedro.inspection.thresholds import promise
 from mpfm_kedro.parameters import FeatureParameters
 from mpfm_kedro.sources import elpv
-from speed import CALIBRATED, CLOSED_FORM, HEADS, STATISTICS, medians, processor_seconds, synthetic_data
+from speed import STATISTICS, fit_pieces, medians, processor_seconds, synthetic_data
 
 Clock = Callable[[], float]
 SIZE = 224
@@ -47,13 +44,7 @@ SIZE = 224
 
 def make_model() -> Model:
     """A model of the usual size, fitted to made features."""
-    data, pieces = synthetic_data(SIZE // 16), {}
-    for name, module, parameters in (
-        ("closed_form", closed_form, CLOSED_FORM),
-        ("heads", learned, HEADS),
-        ("calibrated", calibration, CALIBRATED),
-    ):
-        pieces[name] = module.fit(data, pieces, parameters, 0, Context())
+    data = synthetic_data(SIZE // 16)
     spec = {"backbone": "resnet18", "image_size": SIZE, "layers": ["auto"], "map_layers": ["auto"], "precision": "fp32"}
     spec |= {"statistics": STATISTICS, "map_shape": data.normals.maps.shape[1:]}
     scores = np.linspace(-3, 3, 1000)
@@ -62,7 +53,7 @@ def make_model() -> Model:
     names = pd.DataFrame({"sample_id": [f"{i}" for i in range(900)], "defect_class": "", "thumbnail": b""})
     gallery = Gallery(names, data.normals.pooled)
     seen = Calibration(scores, np.arange(1000), np.array([9.0]))
-    return Model(card, keep_final(pieces), [resnet18().state_dict()], seen, gallery)
+    return Model(card, keep_final(fit_pieces(data)), [resnet18().state_dict()], seen, gallery)
 
 
 class Bare(nn.Module):
@@ -80,7 +71,7 @@ class Bare(nn.Module):
 def one_and_many(model: Model, images: list[np.ndarray], folder: Path, clock: Clock) -> dict[str, float]:
     """Seconds of the inspector and of the exported network ÷ those of the bare backbone, for one image and a batch."""
     inspector, bare = Inspector(model, "cpu"), Bare()
-    write_network(DetectorNetwork(model), folder / "model.onnx", "")
+    write_network(ExportedModel(model), folder / "model.onnx", "")
     example = torch.zeros(2, 3, SIZE, SIZE, dtype=torch.uint8)
     torch.onnx.export(
         bare, (example,), folder / "bare.onnx", dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), verbose=False

@@ -209,7 +209,7 @@ def main() -> None:
     parser.add_argument("--env", default="base", help="test, with --datasets synthetic, tries this in a minute")
     parser.add_argument("--image-size", type=int, default=0, help="fewer pixels for a trial; 0: what fits the images")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "mpfm_killed_study")
-    parser.add_argument("--kill-at", default="heads of", help="part of the description of the task to kill")
+    parser.add_argument("--kill-at", default="training of", help="part of the description of the task to kill")
     parser.add_argument("--report", type=Path, help="file of the page; without it, that of a trial is only printed")
     given = parser.parse_args()
     alone = undisturbed(given.folder / "here", given)

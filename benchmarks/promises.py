@@ -33,9 +33,9 @@ def main() -> None:
     given = arguments.parse_args()
     parameters, compute, loaded = open_project(given, "samples", "features", "images", "model_cache")
     samples, features, images, cache = loaded
-    groups = parameters.prototypes, parameters.repairs, parameters.training, parameters.inspection
-    (specification,) = production_specifications(*groups, parameters.backbone)
+    groups = parameters.prototypes, parameters.repairs, parameters.training
     runs = make_general_runs(samples, 10, given.seeds)
+    (specification,) = production_specifications(runs, *groups, parameters.backbone)
     trials = read_trials(plan_trials(runs, [specification]), runs)
     initial = fit_pieces(trials, features, cache, None, "Prototypes", "cpu", compute)
     models = initial | fit_pieces(trials, features, cache, initial, "Training", "cpu", compute)

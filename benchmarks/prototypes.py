@@ -15,8 +15,9 @@ import torch
 from PIL import Image
 
 from mpfm_kedro.backbones.rows import FeatureRows
-from mpfm_kedro.detectors.mpfm.closed_form import ClosedForm, unpack_final
-from mpfm_kedro.detectors.mpfm.patches import PATCHES_AT_ONCE, smooth, to_patches
+from mpfm_kedro.detectors.mpfm.closed_form import ClosedForm
+from mpfm_kedro.detectors.mpfm.patches import to_patches
+from mpfm_kedro.detectors.mpfm.storage import unpack_closed_form
 from mpfm_kedro.experiments.protocol import make_general_runs
 from mpfm_kedro.experiments.run_data import select
 from mpfm_kedro.experiments.specifications import Ours
@@ -42,11 +43,11 @@ def main() -> None:
     runs = make_general_runs(samples, 10, 1)
     (trial,) = read_trials(plan_trials(runs, [ours.untrained()]), runs)
     models = fit_pieces([trial], features, cache, None, "Prototypes", "cpu", compute)
-    closed_form = unpack_final(pieces_of(trial, models)["closed_form"].load())
+    closed_form = unpack_closed_form(pieces_of(trial, models)["prototypes"].load())
     tested = trial.run["test_normals"]
     table = assign(closed_form, select(features, np.array(tested), [ORIGINAL]))
     for mode, own in table.groupby("mode"):
-        print(usage(own["prototype"], int(mode), int(closed_form.patches.number[int(mode)])))
+        print(usage(own["prototype"], int(mode), int((~closed_form.patches.unused[int(mode)]).sum())))
     grid = tuple(closed_form.patches.scale.shape[1:])
     gallery(table, samples.set_index("sample_id").loc[tested], images, grid).save(given.gallery, quality=85)
 
@@ -54,16 +55,18 @@ def main() -> None:
 @torch.inference_mode()
 def assign(closed_form: ClosedForm, rows: FeatureRows) -> pd.DataFrame:
     """The nearest prototype of each patch: image, position, mode, prototype and squared distance."""
-    patches, mode = closed_form.patches, closed_form.likelihood(rows)[1]
+    mode = closed_form.enter(closed_form.standardiser.z_of(rows)).mode
     found = []
     for part, maps in rows.map_batches():
-        for image, own in zip(range(part.start, part.stop), smooth(maps), strict=True):
-            j = int(mode[image])
-            prototypes = patches.mean[j, : patches.number[j]]
-            pieces = patches.whiten(j, to_patches(own[None])).split(PATCHES_AT_ONCE)
-            square, nearest = torch.cat([torch.cdist(piece, prototypes) for piece in pieces]).square().min(1)
-            place = {"image": image, "position": range(len(nearest)), "mode": j}
-            found.append(pd.DataFrame(place | {"prototype": nearest.numpy(), "square": square.numpy()}))
+        nearest = closed_form.patches.nearest(to_patches(maps), mode[part])
+        positions = nearest.number.shape[1]
+        place = {
+            "image": np.arange(part.start, part.stop).repeat(positions),
+            "position": np.tile(np.arange(positions), part.stop - part.start),
+            "mode": mode[part].numpy().repeat(positions),
+        }
+        squares = {"prototype": nearest.number.flatten().numpy(), "square": nearest.square.flatten().numpy()}
+        found.append(pd.DataFrame(place | squares))
     return pd.concat(found, ignore_index=True)
 
 

@@ -19,30 +19,21 @@ import yaml
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
+from general_elpv import read_parameters
 from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract
 from mpfm_kedro.backbones.rows import FeatureRows
-from mpfm_kedro.detectors.base import Context, TrainingData
-from mpfm_kedro.detectors.mpfm import calibration, closed_form, learned
+from mpfm_kedro.detectors.base import Artefact, Context, TrainingData
 from mpfm_kedro.detectors.mpfm.detector import load
+from mpfm_kedro.detectors.mpfm.specification import specify_mpfm
+from mpfm_kedro.detectors.mpfm.stages import fit_calibration, fit_modules, fit_prototypes
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.parameters import FeatureParameters
 from mpfm_kedro.sources import elpv
 
 STATISTICS = ["mean", "max", "std"]
-CLOSED_FORM = {"backbone": 0, "max_modes": 4, "min_mode_size": 50, "n_prototypes": 2000, "top_share": 0.05}
-CLOSED_FORM["unseen_normals"] = 200
-HEADS = {
-    **{
-        "backbone": 0,
-        "head_top_shares": [0.1, 0.05, 0.02],
-        "head_steps": 50,
-        "head_members": 2,
-        "normals_per_batch": 32,
-        "anomalies_per_batch": 16,
-    },
-    "normality_target": "repaired",
-}
-CALIBRATED = {"n_backbones": 1, "fusion": "repaired", "scores": ["g", "a", "r", "n"]}
+OURS = specify_mpfm(
+    "MPFM", **{name: getattr(read_parameters(), name) for name in ("prototypes", "repairs", "training")}
+)
 
 
 def processor_seconds() -> float:
@@ -103,6 +94,14 @@ def synthetic_data(side: int, n: int = 900) -> TrainingData:
     return TrainingData(normals, normals.take(np.arange(0)), anomalies.with_source(np.arange(40) % 10))
 
 
+def fit_pieces(data: TrainingData) -> dict[str, Artefact]:
+    """All pieces of MPFM by default, after few steps of training."""
+    short, pieces = {"epochs": 1, "iterations_per_epoch": 50}, {}
+    for piece, fit in zip(OURS.pieces, (fit_prototypes, fit_modules, fit_calibration), strict=True):
+        pieces[piece.name] = fit(data, pieces, piece.parameters | short, 0, Context())
+    return pieces
+
+
 def training_step(size: int) -> float:
     """The published step (backbone forward on a batch of 48, then its heads) ÷ our step, of all rounds at once."""
     images = torch.randn(48, 3, size, size).contiguous(memory_format=torch.channels_last)
@@ -122,10 +121,12 @@ def training_step(size: int) -> float:
         heads.step()
 
     data = synthetic_data(size // 16)
-    fitted = {"closed_form": closed_form.fit(data, {}, CLOSED_FORM, 0, Context())}
+    prototypes, training, _ = OURS.pieces
+    fitted = {"prototypes": fit_prototypes(data, {}, prototypes.parameters, 0, Context())}
 
     def fit(steps: int) -> Callable[[], object]:
-        return lambda: learned.fit(data, fitted, HEADS | {"head_steps": steps}, 0, Context())
+        parameters = training.parameters | {"epochs": 1, "iterations_per_epoch": steps}
+        return lambda: fit_modules(data, fitted, parameters, 0, Context())
 
     seconds = medians(3, published=published, few=fit(10), many=fit(60))
     step = (seconds["many"] - seconds["few"]) / 50
@@ -138,14 +139,7 @@ def scoring(backbone: Backbone, size: int) -> float:
     folder = elpv.SOURCE.locate(Path("data/01_raw"))
     listed = elpv.SOURCE.list_samples(folder).head(1).assign(view="original", content_hash="")
     dataset = ViewImages(listed, ImageLoader("elpv", folder, int(1e8), Path("unused")).read, size)
-    data, pieces = synthetic_data(size // 16), {}
-    for name, module, parameters in (
-        ("closed_form", closed_form, CLOSED_FORM),
-        ("heads", learned, HEADS),
-        ("calibrated", calibration, CALIBRATED),
-    ):
-        pieces[name] = module.fit(data, pieces, parameters, 0, Context())
-    detector = load(pieces, torch.device("cpu"))
+    detector = load(fit_pieces(synthetic_data(size // 16)), torch.device("cpu"))
     bare = resnet18().eval().to(memory_format=torch.channels_last)
     ready = dataset[0][1][None].float().contiguous(memory_format=torch.channels_last)
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from faults.project import results
 
-TIMES = ("plan.csv",)  # tables that say how long something takes
+NOT_COMPARED = ("plan.csv",)  # what was there when a study began
 
 
 def largest_difference(here: Path, there: Path) -> tuple[int, int, float]:
@@ -35,7 +35,8 @@ def distance(one: np.ndarray, other: np.ndarray) -> float:
 def compared(here: Path, there: Path) -> tuple[dict[str, int], list[str]]:
     """How many results of each kind both studies have, and the names of those that differ in any bit."""
     digests = [
-        {name: digest for name, digest in results(out).items() if not name.endswith(TIMES)} for out in (here, there)
+        {name: digest for name, digest in results(out).items() if not name.endswith(NOT_COMPARED)}
+        for out in (here, there)
     ]
     different = [name for name in digests[0].keys() | digests[1].keys() if digests[0].get(name) != digests[1].get(name)]
     kinds = {
