@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -76,10 +76,9 @@ def fit(
     unsupervised = replace(data, anomalies=data.anomalies.take(np.arange(0)))
     pieces: dict[str, Artefact] = {}
     for piece in specification.pieces:
-        module, _, name = piece.fit.partition(":")
         context = Context(device, memory, checkpoint if piece.name == "training" else None)
         own = data if piece.supervised else unsupervised
-        found = getattr(import_module(module), name)(own, dict(pieces), piece.parameters, seed, context)
+        found = resolve_name(piece.fit)(own, dict(pieces), piece.parameters, seed, context)
         pieces[piece.name] = through_bytes(found)
     return pieces
 

@@ -154,8 +154,3 @@ def test_models_that_learned_what_is_tested_now_are_refused(tmp_path: Path):
     before = (tmp_path / "06_models/synthetic/hard/models/index.json").read_bytes()
     assert "has learned" in use(tmp_path, versions(tmp_path)[0], fails=True)
     assert (tmp_path / "06_models/synthetic/hard/models/index.json").read_bytes() == before
-
-
-def test_stage_code_changes_with_code_and_not_with_comments(tmp_path: Path):
-    call("stage-code", str(tmp_path))
-    assert {file.stem for file in tmp_path.iterdir()} >= {"features", "prototypes", "training", "scoring", "reporting"}

@@ -26,7 +26,6 @@ from mpfm_kedro.experiments.versions import check_version, find_version, list_ve
 from mpfm_kedro.locks import Use, locked
 from mpfm_kedro.parameters import text_parameters
 from mpfm_kedro.pipeline_registry import register_pipelines
-from mpfm_kedro.pipelines.stage_code import write_stage_code
 from mpfm_kedro.sources import SOURCES
 from mpfm_kedro.sources.fetching import fetch as fetch_images
 from mpfm_kedro.sources.repeats import joined_groups
@@ -234,10 +233,3 @@ def app(params: tuple[str, dict[str, Any]], env: str | None, images: Path | None
     """Inspect images in a browser with the production model, and teach it what it got wrong."""
     project = Project.of(*params, env)
     serve(project.model, images, port, device, project)
-
-
-@cli.command("stage-code")
-@click.argument("folder", type=click.Path(path_type=Path))
-def stage_code(folder: Path) -> None:
-    """Write to FOLDER what code and libraries decide each stage's results; DVC reruns a stage when this changes."""
-    write_stage_code(output_path(folder, project_root()))

@@ -12,13 +12,9 @@ from torchvision.models import get_model
 from mpfm_kedro.backbones import origins
 from mpfm_kedro.backbones.building import accepted_size, build_backbone
 from mpfm_kedro.backbones.networks import check_name, random_network
-from mpfm_kedro.backbones.store import EXTRACTION_CODE, extraction_code
 from mpfm_kedro.backbones.timm_backbone import TimmBackbone
-from mpfm_kedro.backbones.vit import VisionTransformer
-from mpfm_kedro.backbones.vit_backbone import TransformerBackbone
 from mpfm_kedro.backbones.weights import file_owner, obtain_weights
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.provenance import code_closure
 
 AUTO = ["auto"]
 
@@ -104,14 +100,3 @@ def test_file_belongs_to_the_backbone_that_it_fits(tmp_path: Path):
     assert file_owner(["squeezenet1_1"], file) == "squeezenet1_1"  # whose own check says what does not fit
     with pytest.raises(InputError, match=r"does not fit squeezenet1_1(.|\n)*does not fit alexnet"):
         file_owner(["squeezenet1_1", "alexnet"], file)
-
-
-def test_code_of_one_backbone_is_no_part_of_another():
-    vit, timm, network = TransformerBackbone.__module__, TimmBackbone.__module__, VisionTransformer.__module__
-    assert not {vit, timm, network} & set(code_closure(*EXTRACTION_CODE))
-    assert network in code_closure(vit)
-    assert "mpfm_kedro.backbones.extraction" in set(code_closure(vit)) & set(code_closure(timm))
-    assert timm not in code_closure(vit) and vit not in code_closure(timm)
-    codes = {extraction_code(), extraction_code(vit), extraction_code(timm)}
-    assert len(codes) == 3
-    assert extraction_code("mpfm_kedro.backbones.extraction") == extraction_code()

@@ -9,9 +9,10 @@ import pytest
 from kedro.config import OmegaConfigLoader
 from test_run_data import fake_features, table
 
-from mpfm_kedro import provenance
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.detectors.base import Artefact
+from mpfm_kedro.detectors.baselines.references import Mahalanobis
+from mpfm_kedro.detectors.mpfm.specification import VERSIONS
 from mpfm_kedro.detectors.pieces import Piece, Specification
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.cache import Cache
@@ -174,19 +175,18 @@ def test_features_and_libraries_are_part_of_every_key(features, parameters, monk
     assert not before & set(plan(trials, features).values())
 
 
-def test_code_is_part_of_the_keys_of_the_pieces_it_decides(features, parameters, monkeypatch):
-    trials = trials_of(named(parameters, "MPFM"), named(parameters, "DRA"))[:2]
-    before = plan(trials, features)
-    original = provenance.code_digest
+def test_a_new_version_fits_again_what_it_decides(features, parameters, monkeypatch):
+    def planned() -> dict[str, str]:
+        return plan(trials_of(named(parameters, "MPFM"), named(parameters, "DRA"))[:2], features)
 
-    def edited(*modules: str) -> str:
-        closure = provenance.code_closure(*modules)
-        return original(*modules) + ("edited" if "mpfm_kedro.detectors.mpfm.training" in closure else "")
-
-    monkeypatch.setattr("mpfm_kedro.experiments.trials.code_digest", edited)
-    after = plan(trials, features)
-    changed = {name.split("|")[1] for name in before if before[name] != after[name]}
-    assert changed == {"MPFM"}
+    before = planned()
+    monkeypatch.setitem(VERSIONS, "training", VERSIONS["training"] + 1)
+    monkeypatch.setattr(Mahalanobis, "version", 2)
+    after = planned()
+    assert {name.split("|", 1)[1] for name in before if before[name] != after[name]} == {
+        "MPFM|training",
+        "MPFM|calibration",
+    }
 
 
 def count_known(data, earlier, parameters, seed, context) -> Artefact:

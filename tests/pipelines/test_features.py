@@ -25,7 +25,7 @@ from mpfm_kedro.backbones import extraction
 from mpfm_kedro.backbones.extraction import Backbone, ExtractedBatch
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.backbones.networks import random_network
-from mpfm_kedro.backbones.store import FeatureStore, extraction_code, row_keys
+from mpfm_kedro.backbones.store import FeatureStore, extraction_version, row_keys
 from mpfm_kedro.backbones.store_folder import StoreFolder, StoreWriter
 from mpfm_kedro.backbones.weights import digest
 from mpfm_kedro.datasets.weights import BackboneWeights
@@ -290,13 +290,13 @@ def test_backbones_side_by_side_have_the_rows_of_each_alone(images, weights, tmp
     assert both.spec_digest not in {one.spec_digest for one in alone}
 
 
-def test_transformer_sees_a_multiple_of_its_patches_and_depends_on_its_own_code(images, weights, tmp_path):
+def test_transformer_sees_a_multiple_of_its_patches_and_depends_on_its_own_version(images, weights, tmp_path):
     tensors = random_network("dinov2_vits14").state_dict()
     own = BackboneWeights("dinov2_vits14", digest(tensors), tensors)
     spec = run(images, own, tmp_path, layers=["norm"], map_layers=["blocks.0"]).store.spec
     assert (spec.image_size, spec.map_shape) == (28, (384, 2, 2))
-    assert spec.code == extraction_code("mpfm_kedro.backbones.vit_backbone")
-    assert run(images, weights, tmp_path).store.spec.code == extraction_code()
+    assert spec.version == extraction_version("TransformerBackbone 1")
+    assert run(images, weights, tmp_path).store.spec.version == extraction_version()
 
 
 def test_equal_images_share_their_rows(images, weights, tmp_path, reads):

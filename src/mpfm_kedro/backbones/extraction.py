@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -45,6 +45,7 @@ class Backbone(nn.Module):
             and layer3 of a ResNet), where small defects show.
     """
 
+    version: ClassVar[int] = 1  # raised when a change of the code changes features (tests/test_golden_numbers.py)
     mean: Tensor
     std: Tensor
     network: Any

@@ -19,17 +19,16 @@ import pandas as pd
 from mpfm_kedro.backbones.store_folder import KEYS, StoreFolder, alone
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.files import free_bytes, in_units
-from mpfm_kedro.provenance import code_digest, library_versions
+from mpfm_kedro.images import decoding, views
+from mpfm_kedro.provenance import library_versions
 
-# What decodes, crops, augments, resizes and extracts, with all that these modules import.
-EXTRACTION_CODE = ("mpfm_kedro.backbones.extraction", "mpfm_kedro.images.decoding")
 EXTRACTION_LIBRARIES = ("numpy", "pillow", "torch", "torchvision")
 KEY = ["content_hash", "crop", "view"]
 
 
-def extraction_code(backbone: str = EXTRACTION_CODE[0]) -> str:
-    """Digest of the code that decides the numbers; ``backbone`` is the module of the backbone's class."""
-    return code_digest(*dict.fromkeys([*EXTRACTION_CODE, backbone]))
+def extraction_version(backbone: str = "Backbone 1") -> str:
+    """Versions of what decodes and augments images, and of the backbone's class."""
+    return f"decoding {decoding.VERSION}, views {views.VERSION}, {backbone}"
 
 
 def extraction_libraries(more: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -55,7 +54,7 @@ class FeatureSpec:
     pooled_size: int
     map_shape: tuple[int, int, int]
     precision: str = "fp32"
-    code: str = field(default_factory=extraction_code)
+    version: str = field(default_factory=extraction_version)
     libraries: tuple[str, ...] = field(default_factory=extraction_libraries)
 
     @property

@@ -24,6 +24,8 @@ class TimmBackbone(Backbone):
             three quarters of the depth.
     """
 
+    version = 1
+
     def __init__(
         self, name: str, weights: Mapping[str, Tensor], layers: Sequence[str], map_layers: Sequence[str]
     ) -> None:

@@ -23,6 +23,7 @@ class TransformerBackbone(Backbone):
         map_layers: whose patch tokens make F.
     """
 
+    version = 1
     patch = PATCH
 
     def __init__(

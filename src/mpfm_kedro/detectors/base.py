@@ -108,6 +108,7 @@ class Detector(ABC):
         supervised: whether it learns from known anomalies; one that does not is shared by all runs with the same
             normals.
         random: whether the seed matters.
+        version: of its numbers: raise it when a change of the code changes them (tests/test_golden_numbers.py).
         budget: what is spent on it, in words, for the tables; ``{steps}`` is the number of training steps.
 
     Args:
@@ -119,6 +120,7 @@ class Detector(ABC):
     differs: ClassVar[str] = ""
     supervised: ClassVar[bool]
     random: ClassVar[bool]
+    version: ClassVar[int] = 1
     budget: ClassVar[str]
 
     def __init__(self, steps: int = 1000) -> None:
@@ -150,6 +152,7 @@ class Detector(ABC):
             Piece(
                 name=cls.__name__.lower(),
                 fit=f"{place}.fit_piece",
+                version=cls.version,
                 parameters=parameters,
                 supervised=cls.supervised,
                 random=cls.random,
@@ -164,6 +167,7 @@ class Detector(ABC):
             kind=cls.kind,
             pieces=cls.pieces(steps),
             load=f"{cls.__module__}:{cls.__qualname__}.load",
+            version=cls.version,
             budget=cls.budget.format(steps=f"{steps:,}"),
             note=cls.differs,
         )

@@ -18,8 +18,9 @@ class Piece(Plain):
 
     Args:
         name: of the piece; files are named after it.
-        fit: the function that fits it, ``module:name``; the code of that module, and of what it imports, decides the
-            numbers. It takes training data, the earlier pieces by name, parameters, seed and context.
+        fit: the function that fits it, ``module:name``. It takes training data, the earlier pieces by name, parameters,
+            seed and context.
+        version: of its numbers, raised by whoever changes them; what was fitted by another version is fitted again.
         parameters: the parameters that the piece depends on, and no others.
         supervised: whether it learns from known anomalies.
         random: whether the seed matters.
@@ -27,6 +28,7 @@ class Piece(Plain):
 
     name: str
     fit: str
+    version: int = 1
     parameters: dict[str, Any]
     supervised: bool
     random: bool
@@ -40,6 +42,7 @@ class Specification(Plain):
         kind: ours, baseline or reference.
         pieces: of the fit, in order; each may use all earlier ones.
         load: the function that makes a fitted detector of its pieces, ``module:name``.
+        version: of the scores that it makes of these pieces.
         budget: what is spent on it, in words.
         note: how a baseline differs from what its paper describes.
     """
@@ -48,6 +51,7 @@ class Specification(Plain):
     kind: str
     pieces: tuple[Piece, ...]
     load: str
+    version: int = 1
     budget: str = ""
     note: str = ""
 

@@ -23,18 +23,18 @@ from mpfm_kedro.experiments.cache import ArtefactFile, Cache, cache_key
 from mpfm_kedro.experiments.columns import PIXEL_MEASURES, TRIAL
 from mpfm_kedro.experiments.contents import contents
 from mpfm_kedro.experiments.pixel_measures import Marked, PixelCounts, measure_maps
-from mpfm_kedro.experiments.trials import PROCESS_BYTES, Trial, pieces_of, sharing_pieces, tested
+from mpfm_kedro.experiments.trials import DATA_VERSION, PROCESS_BYTES, Trial, pieces_of, sharing_pieces, tested
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.views import ORIGINAL
 from mpfm_kedro.parallel import map_tasks, torch_device
 from mpfm_kedro.parameters import ComputeParameters
-from mpfm_kedro.provenance import code_digest, library_versions
+from mpfm_kedro.provenance import library_versions
 from mpfm_kedro.sources.samples import parse_crop
 
 if TYPE_CHECKING:  # with torch, which is slow to import
     from mpfm_kedro.backbones.rows import FeatureRows
 
-CODE = ["mpfm_kedro.experiments.pixel_measures", "mpfm_kedro.experiments.run_data"]
+VERSION = 1  # of the measures of pixels, raised when a change of the code changes them
 LONGEST_SIDE = 1024  # pixels of larger images are counted in this size
 COLUMNS = [*TRIAL, *PIXEL_MEASURES]
 
@@ -141,7 +141,7 @@ def _task(
     masks = sorted({name for one in own if one and one.mask_path for name in one.mask_path.split("|")})
     key = cache_key(
         pieces=[digest(file) for file in pieces.values()],
-        code=[code_digest(module) for module in [specification.load.partition(":")[0], *CODE]],
+        versions=[specification.load, specification.version, VERSION, DATA_VERSION],
         libraries=library_versions(),
         features=features.spec_digest,
         samples=samples,

@@ -1,7 +1,7 @@
 """Trials: every run with every specification, fitted in pieces and scored, each piece once.
 
 Pieces, scores and checkpoints are cached under a key of all that decides their numbers: the images learned from, the
-features, the parameters of the piece, the code that fits it, the libraries, and the keys of the earlier pieces. Which
+features, the parameters of the piece, its version, the libraries, and the keys of the earlier pieces. Which
 pieces are missing is known before any work begins, so no two workers compute the same one.
 """
 
@@ -27,9 +27,9 @@ from mpfm_kedro.files import AGAIN, first_line
 from mpfm_kedro.images.views import ORIGINAL
 from mpfm_kedro.parallel import concurrent_tasks, map_tasks, memory_limit
 from mpfm_kedro.parameters import ComparisonParameters, ComputeParameters
-from mpfm_kedro.provenance import code_digest, code_revision, library_versions
+from mpfm_kedro.provenance import code_revision, library_versions
 
-DATA_CODE = "mpfm_kedro.experiments.fitting"  # which rows of features a piece learns from, with which seed
+DATA_VERSION = 1  # of which rows of features a fit learns from, and with which seed (run_data.py, fitting.py)
 DETECTORS = "mpfm_kedro.detectors."
 TRIAL_COLUMNS = [*RUN, "method", "kind", "budget", "note", "specification"]
 PROCESS_BYTES, POOLED_COPIES, SQUARE_COPIES = 800_000_000, 20, 3  # of a task's memory, as measured on ELPV
@@ -258,7 +258,7 @@ def _piece_task(
         seed=run["seed"] if piece.random else None,
         features=features.spec_digest,
         data=data["data"],
-        code=[code_digest(piece.fit.partition(":")[0]), code_digest(DATA_CODE)],
+        versions=[piece.version, DATA_VERSION],
         libraries=library_versions(),
         earlier=[file.path.stem for file in earlier.values()],
     )
@@ -294,7 +294,7 @@ def _score_task(
     samples = list(dict.fromkeys(sample for trial in trials for sample in tested(trial.run)))
     key = cache_key(
         pieces=[digest(file) for file in pieces.values()],
-        code=[code_digest(specification.load.partition(":")[0]), code_digest(DATA_CODE)],
+        versions=[specification.load, specification.version, DATA_VERSION],
         libraries=library_versions(),
         features=features.spec_digest,
         samples=samples,

@@ -18,6 +18,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from mpfm_kedro.sources.samples import parse_crop
 
+VERSION = 1  # raised when a change of the code changes decoded or cropped pixels
 ARRAY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,

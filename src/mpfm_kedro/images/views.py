@@ -8,6 +8,7 @@ import math
 import numpy as np
 from PIL import Image
 
+VERSION = 1  # raised when a change of the code changes the pixels of a view
 ORIGINAL = "original"
 CUTMIX = "cutmix-"
 AUGMENTATIONS = {

@@ -7,6 +7,9 @@ from mpfm_kedro.parameters import Group, PrototypeParameters, RepairParameters, 
 
 PACKAGE = "mpfm_kedro.detectors.mpfm"
 FITS = {"prototypes": "fit_prototypes", "training": "fit_modules", "calibration": "fit_calibration"}
+# Raise one when a change of the code changes its numbers (tests/test_golden_numbers.py): it is then fitted again.
+VERSIONS = {"prototypes": 1, "training": 1, "calibration": 1}
+SCORING_VERSION = 1
 
 
 def specify_mpfm(
@@ -44,6 +47,7 @@ def specify_mpfm(
         kind="ours",
         pieces=tuple(pieces),
         load=f"{PACKAGE}.detector:load",
+        version=SCORING_VERSION,
         budget=f"{steps:,} steps of {batch}" if trained else "closed form",
     )
 
@@ -52,6 +56,7 @@ def _piece(name: str, parameters: dict[str, object], supervised: bool, backbone:
     return Piece(
         name=piece_name(name, backbone),
         fit=f"{PACKAGE}.stages:{FITS[name]}",
+        version=VERSIONS[name],
         parameters=parameters,
         supervised=supervised,
         random=True,

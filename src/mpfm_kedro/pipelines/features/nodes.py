@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from mpfm_kedro.backbones.features import Features
-from mpfm_kedro.backbones.store import KEY, FeatureSpec, FeatureStore, extraction_code, extraction_libraries, row_keys
+from mpfm_kedro.backbones.store import (
+    KEY,
+    FeatureSpec,
+    FeatureStore,
+    extraction_libraries,
+    extraction_version,
+    row_keys,
+)
 from mpfm_kedro.datasets.weights import BackboneWeights
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.files import in_units
@@ -154,6 +161,6 @@ def specification(
         pooled_size=pooled.shape[1],
         map_shape=tuple(maps.shape[1:]),  # type: ignore[arg-type]
         precision=parameters.precision,
-        code=extraction_code(type(backbone).__module__),
+        version=extraction_version(f"{type(backbone).__name__} {backbone.version}"),
         libraries=extraction_libraries(("timm",) if weights.name.startswith("timm/") else ()),
     )
