@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
-from kedro.framework.project import LOGGING
+from kedro.framework.project import LOGGING, pipelines
 from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
@@ -69,6 +69,43 @@ class CheckParameters:
             raise InputError(
                 f"Parameter 'name' = '{parameters.name}': this is another dataset; choose a name of your own"
             )
+
+
+class CheckPartialRun:
+    """Refuse what a partial run would ignore: parameters of nodes that do not run, versions of unversioned datasets."""
+
+    @hook_impl
+    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+        """Compare what was given on the command line with what the nodes of this run read."""
+        run = {node.namespace for node in pipeline.nodes if node.namespace}
+        whole = sum((pipelines[name] for name in run_params.get("pipeline_names") or ["__default__"]), Pipeline([]))
+        for name in parameter_names(run_params.get("runtime_params") or {}):
+            readers = [node for node in whole.nodes if reads_parameter(node, name)]
+            if readers and not any(reads_parameter(node, name) for node in pipeline.nodes):
+                raise InputError(
+                    f"Parameter '{name}' is read by {readers[0].name}, which this partial run leaves out: it would have "
+                    f"no effect. Run that node, too: --namespaces={','.join(sorted(run | {readers[0].namespace}))}"
+                )
+        for name in run_params.get("load_versions") or {}:
+            if name in pipeline.datasets() and getattr(catalog.get(name), "_version", None) is None:
+                raise InputError(
+                    f"--load-versions={name}: this dataset is not versioned, so its version would have no effect. "
+                    "`kedro versions list` shows the versions that are kept, `kedro versions use` restores one"
+                )
+
+
+def parameter_names(parameters: dict[str, Any], prefix: str = "") -> list[str]:
+    """The dotted names of given parameters."""
+    found = []
+    for name, value in parameters.items():
+        found += parameter_names(value, f"{prefix}{name}.") if isinstance(value, dict) else [f"{prefix}{name}"]
+    return found
+
+
+def reads_parameter(node: Node, name: str) -> bool:
+    """Whether a node reads this parameter, alone or with others of its group."""
+    own = {item.removeprefix("params:") for item in node.inputs if item.startswith("params:")}
+    return any(f"{name}.".startswith(f"{group}.") or group.startswith(f"{name}.") for group in own)
 
 
 class CheckFiles:

@@ -4,6 +4,7 @@ from mpfm_kedro.configuration import ENVIRONMENTS, ProjectConfigLoader
 from mpfm_kedro.hooks import (
     CheckFiles,
     CheckParameters,
+    CheckPartialRun,
     ClearErrors,
     ProjectLogging,
     RememberRun,
@@ -15,6 +16,7 @@ from mpfm_kedro.hooks import (
 HOOKS = (
     ProjectLogging(),
     CheckParameters(),
+    CheckPartialRun(),
     CheckFiles(),
     ClearErrors(),
     RunLocks(),

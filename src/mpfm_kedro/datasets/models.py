@@ -6,12 +6,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pandas as pd
-from kedro.io import AbstractVersionedDataset, Version
+from kedro.io import AbstractVersionedDataset, DatasetError, Version
 from kedro_datasets._typing import TablePreview
 
 from mpfm_kedro.datasets.previews import show_table
 from mpfm_kedro.datasets.reading import ReadOnlyDataset
-from mpfm_kedro.experiments.cache import ArtefactFile, Cache, load_folder, save_folder
+from mpfm_kedro.experiments.cache import INDEX, ArtefactFile, Cache, load_folder, save_folder
 
 
 class CacheDataset(ReadOnlyDataset[Cache]):
@@ -30,7 +30,7 @@ class ModelsDataset(AbstractVersionedDataset[dict[str, ArtefactFile], dict[str, 
     """
 
     def __init__(self, filepath: str, version: Version | None = None, metadata: dict[str, Any] | None = None) -> None:
-        super().__init__(PurePosixPath(filepath), version, exists_function=lambda path: Path(path).is_dir())
+        super().__init__(PurePosixPath(filepath), version, exists_function=_is_folder)
         self.metadata = metadata
 
     def load(self) -> dict[str, ArtefactFile]:
@@ -54,5 +54,16 @@ class ModelsDataset(AbstractVersionedDataset[dict[str, ArtefactFile], dict[str, 
             rows.append(row | {k: v for k, v in artefact.details.items() if isinstance(v, int | float | str)})
         return show_table(pd.DataFrame(rows))
 
+    def _exists(self) -> bool:
+        """Whether there are models; the folder of a version that was never written is not an error."""
+        try:
+            return Path(self._get_load_path(), INDEX).is_file()
+        except DatasetError:
+            return False
+
     def _describe(self) -> dict[str, Any]:
         return {"filepath": str(self._filepath), "version": self._version}
+
+
+def _is_folder(path: str) -> bool:
+    return Path(path).is_dir()
