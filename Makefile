@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 run: $(INSTALLED)
 	$(VENV)/bin/kedro run --pipelines=hard_setting
 
-# style, types, layers of the code (docs/contributing.md), then all tests
+# style, types, layers of the code (docs/architecture.md), then all tests
 test: $(INSTALLED)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -60,7 +60,7 @@ benchmark-growth: $(INSTALLED)
 benchmark-study: $(INSTALLED)
 	PYTHONPATH=tests $(VENV)/bin/python benchmarks/killed_study.py $(ARGS)
 
-# every fault in every stage, and every damage of every kind of stored file, as the tables of docs/faults.md; as root all
+# every fault in every stage, and every damage of every kind of stored file, as tables (docs/operations.md); as root all
 # of it, otherwise without full disks and lost permissions; ARGS="disk full" does a part
 faults: $(INSTALLED)
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m faults "$(ARGS)"

@@ -424,7 +424,7 @@ def test_slurm_needs_its_package_and_a_number_of_workers(monkeypatch):
     pytest.importorskip("dask_jobqueue", reason="the extra 'slurm' is not installed")
     with pytest.raises(InputError, match=r"compute\.processes = 0"):
         map_tasks(square, NUMBERS, "Squares", parameters(0, dask_scheduler="slurm"))
-    with pytest.raises(InputError, match=r"docs/cluster\.md"):
+    with pytest.raises(InputError, match=r"docs/operations\.md"):
         map_tasks(square, NUMBERS, "Squares", parameters(1, dask_scheduler="slurm"))
 
 

@@ -179,7 +179,7 @@ def _slurm_cluster(workers: int) -> Any:
     try:
         cluster = SLURMCluster()
     except ValueError as error:
-        raise InputError(f"{NAME}={SLURM}: {error}; see docs/cluster.md for Dask's configuration") from error
+        raise InputError(f"{NAME}={SLURM}: {error}; see docs/operations.md for Dask's configuration") from error
     cluster.scale(workers)
     return cluster
 

@@ -83,8 +83,8 @@ class CheckPartialRun:
             readers = [node for node in whole.nodes if reads_parameter(node, name)]
             if readers and not any(reads_parameter(node, name) for node in pipeline.nodes):
                 raise InputError(
-                    f"Parameter '{name}' is read by {readers[0].name}, which this partial run leaves out: it would have "
-                    f"no effect. Run that node, too: --namespaces={','.join(sorted(run | {readers[0].namespace}))}"
+                    f"Parameter '{name}' is read by {readers[0].name}, which this partial run leaves out: it would "
+                    f"have no effect. Run that node, too: --namespaces={','.join(sorted(run | {readers[0].namespace}))}"
                 )
         for name in run_params.get("load_versions") or {}:
             if name in pipeline.datasets() and getattr(catalog.get(name), "_version", None) is None:

@@ -1,6 +1,6 @@
 """The short form of the fault suite: real processes, disks and files, in the stages where a fault costs most.
 
-``make faults`` does the rest, and makes the table in docs/faults.md.
+``make faults`` does the rest, and prints tables of all cases (docs/operations.md).
 """
 
 from __future__ import annotations
