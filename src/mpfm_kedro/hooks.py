@@ -84,7 +84,7 @@ class CheckPartialRun:
             if readers and not any(reads_parameter(node, name) for node in pipeline.nodes):
                 raise InputError(
                     f"Parameter '{name}' is read by {readers[0].name}, which this partial run leaves out: it would "
-                    f"have no effect. Run that node, too: --namespaces={','.join(sorted(run | {readers[0].namespace}))}"
+                    f"have no effect. Run that node, too: --namespaces={','.join(sorted(run | {str(readers[0].namespace)}))}"
                 )
         for name in run_params.get("load_versions") or {}:
             if name in pipeline.datasets() and getattr(catalog.get(name), "_version", None) is None:
