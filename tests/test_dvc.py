@@ -25,6 +25,7 @@ SHARED = {"raw", "weights", "ingestion", "audit", "features"}
 OWN = ["runs", "prototypes", "training", "scoring", "evaluation", "reporting"]
 SETTINGS = ["general", "hard"]
 RESULTS = {setting: Path("data/08_reporting/synthetic", setting) for setting in SETTINGS}
+METRICS = {setting: Path(f"data/metrics/synthetic/{setting}.json") for setting in SETTINGS}
 
 
 def each(*names: str) -> set[str]:
@@ -82,7 +83,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dvc") / "clone"
     files = call(PROJECT, "git", "ls-files", "--cached", "--others", "--exclude-standard").splitlines()
     for name in files:
-        generated = name == "dvc.lock" or name.endswith("metrics.json")
+        generated = name == "dvc.lock" or name.startswith("data/metrics/")
         if (PROJECT / name).is_file() and not generated:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(PROJECT / name, folder / name, follow_symlinks=False)
@@ -169,9 +170,9 @@ def test_changed_head_retrains_without_extraction(repository: Path):
     changed = {name: (value["old"], value["new"]) for name, value in changed.items()}
     assert changed == {"repairs.normality_target": ("repaired", "printed")}
     differences = json.loads(call(repository, "dvc", "metrics", "diff", "--json"))
-    assert set(differences) == {str(folder / "metrics.json") for folder in RESULTS.values()}
-    auc = differences[str(RESULTS["hard"] / "metrics.json")]["MPFM.mean.M3.auc_mean"]
-    metrics = json.loads((repository / RESULTS["hard"] / "metrics.json").read_text())
+    assert set(differences) == {str(file) for file in METRICS.values()}
+    auc = differences[str(METRICS["hard"])]["MPFM.mean.M3.auc_mean"]
+    metrics = json.loads((repository / METRICS["hard"]).read_text())
     assert auc["new"] == metrics["MPFM"]["mean"]["M3"]["auc_mean"] != auc["old"]
 
 
@@ -180,12 +181,24 @@ def test_changed_image_size_extracts(repository: Path):
     assert repro(repository, "prototypes@hard") == {"features", "prototypes@hard"}
 
 
+def test_extracted_features_are_kept_when_the_stage_runs_again(repository: Path):
+    files = {file: file.stat().st_mtime_ns for file in (repository / "data/04_feature/dvc").rglob("*.npy")}
+    assert files and repro(repository, "--force", "--single-item", "features") == {"features"}
+    assert {file: file.stat().st_mtime_ns for file in files} == files
+
+
+def test_git_tracks_nothing_that_a_plain_run_writes(repository: Path):
+    tracked = {Path(name) for name in call(repository, "git", "ls-files", "data").splitlines()}
+    assert {file for file in tracked if file.name != ".gitkeep"} == set(METRICS.values())
+
+
 def test_repetition_gives_equal_metrics(repository: Path):
-    names = [RESULTS["hard"] / name for name in ("metrics.json", "summary.csv")]
+    names = [METRICS["hard"], RESULTS["hard"] / "summary.csv"]
     names.append(Path("data/07_model_output/synthetic/hard/scores.parquet"))
     before = [(repository / name).read_bytes() for name in names]
     assert 0.5 < json.loads(before[0])["MPFM"]["mean"]["M3"]["auc_mean"] < 1
     shutil.rmtree(repository / "data/cache")
+    shutil.rmtree(repository / "data/04_feature/dvc/synthetic/store")
     stages = ["features", "prototypes@hard", "training@hard", "scoring@hard", "evaluation@hard"]
     assert repro(repository, "--force", "--single-item", *stages) == set(stages)
     assert [(repository / name).read_bytes() for name in names] == before
@@ -200,13 +213,13 @@ def test_pull_restores_a_clone_without_computing(repository: Path, tmp_path: Pat
     call(second, "dvc", "pull")
     assert repro(second) == set()
     for folder in RESULTS.values():
-        for name in ("metrics.json", "summary.csv", "runs.csv", "report.html"):
+        for name in ("summary.csv", "runs.csv", "report.html"):
             assert (second / folder / name).read_bytes() == (repository / folder / name).read_bytes()
     for name in ("data/01_raw/synthetic", "data/06_models/synthetic/hard/models"):
         assert any((second / name).iterdir())
     shown = json.loads(call(second, "dvc", "metrics", "show", "--json"))[""]["data"]
-    metrics = json.loads((repository / RESULTS["hard"] / "metrics.json").read_text())
-    assert shown[str(RESULTS["hard"] / "metrics.json")]["data"] == metrics
+    metrics = json.loads((repository / METRICS["hard"]).read_text())
+    assert shown[str(METRICS["hard"])]["data"] == metrics
     call(second, "dvc", "plots", "show", "--out", "plots")
     page = (second / "plots/index.html").read_text()
     assert all(f"synthetic_{setting}_roc_curves.png" in page for setting in SETTINGS)

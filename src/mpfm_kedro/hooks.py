@@ -82,9 +82,10 @@ class CheckPartialRun:
         for name in parameter_names(run_params.get("runtime_params") or {}):
             readers = [node for node in whole.nodes if reads_parameter(node, name)]
             if readers and not any(reads_parameter(node, name) for node in pipeline.nodes):
+                needed = ",".join(sorted(run | {str(readers[0].namespace)}))
                 raise InputError(
                     f"Parameter '{name}' is read by {readers[0].name}, which this partial run leaves out: it would "
-                    f"have no effect. Run that node, too: --namespaces={','.join(sorted(run | {str(readers[0].namespace)}))}"
+                    f"have no effect. Run that node, too: --namespaces={needed}"
                 )
         for name in run_params.get("load_versions") or {}:
             if name in pipeline.datasets() and getattr(catalog.get(name), "_version", None) is None:
