@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.stats import binom
-from small_mpfm import CPU, fit, make_data, make_rows, specify
 
 from mpfm_kedro.detectors.mpfm.detector import load, load_fold_models
 from mpfm_kedro.inspection.thresholds import promise
+from small_mpfm import CPU, fit, make_data, make_rows, specify
 
 RATE, CONFIDENCE, FITS = 0.1, 0.9, 20
 STRONG = {"learning_rate": 0.02, "iterations_per_epoch": 20, "hidden": 16}  # so that the flow moves, and fits noise
@@ -22,7 +22,7 @@ def new_normals(seed: int, n: int = 1500, d: int = 6):
 
 @pytest.fixture(scope="module")
 def false_alarms() -> np.ndarray:
-    """Share of new normals above the threshold by held-out normals, and by normals that were learned from, (fits, 2)."""
+    """Share of new normals above the threshold of held-out normals, and of learned ones, (fits, 2)."""
     found = []
     for seed in range(FITS):
         data, *_ = make_data(n=100, n_known=3, seed=10 * seed)
