@@ -9,18 +9,8 @@ from mpfm_kedro.hooks import (
     RememberRun,
     RunLocks,
     ShowSummary,
-    StageTimes,
 )
 
-HOOKS = (
-    ProjectLogging(),
-    CheckParameters(),
-    CheckFiles(),
-    ClearErrors(),
-    RunLocks(),
-    RememberRun(),
-    StageTimes(),
-    ShowSummary(),
-)
+HOOKS = (ProjectLogging(), CheckParameters(), CheckFiles(), ClearErrors(), RunLocks(), RememberRun(), ShowSummary())
 CONFIG_LOADER_CLASS = ProjectConfigLoader
 CONFIG_LOADER_ARGS = ENVIRONMENTS
