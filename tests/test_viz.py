@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -23,7 +22,6 @@ from mpfm_kedro.pipeline_registry import register_pipelines
 PROJECT = Path(__file__).parents[1]
 COPY = TemporaryDirectory(prefix="mpfm_kedro-")  # removed at the end
 STUDIES = ("comparison", "ablation", "sensitivity", "study")
-STYLES = PROJECT / ".viz/styles.json"
 CHROMIUM = shutil.which("chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
@@ -74,9 +72,6 @@ def run_in_copy() -> Path:
         shutil.copytree(PROJECT / part, project / part, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("pyproject.toml", "constraints.txt", "Makefile", ".telemetry"):
         shutil.copy(PROJECT / file, project)
-    if STYLES.is_file():
-        (project / ".viz").mkdir()
-        shutil.copy(STYLES, project / ".viz")
     weights = PROJECT / "data/01_raw/weights"
     weights.mkdir(parents=True, exist_ok=True)
     (project / "data/01_raw").mkdir(parents=True)
@@ -143,19 +138,6 @@ def test_layers_are_in_order(site: Path):
     assert [layer for layer in pipeline(site)["layers"] if layer in order] == order
     for name in STUDIES:
         assert pipeline(site, name)["layers"][-1] == "reporting", f"the layers of {name} go in a circle"
-
-
-@pytest.mark.skipif(not STYLES.is_file(), reason="no colours: .viz/styles.json is not there")
-def test_each_layer_has_a_colour_of_its_own(site: Path):
-    styles = json.loads(STYLES.read_text())
-    studies = [node for name in STUDIES for node in pipeline(site, name)["nodes"]]
-    data = [node for node in pipeline(site)["nodes"] + studies if node["type"] == "data" and node["layer"]]
-    assert {node["name"] for node in data} <= set(styles), "a dataset has no colour in .viz/styles.json"
-    colours = defaultdict(set)
-    for node in data:
-        colours[node["layer"]].add(node["node_extras"]["styles"]["fill"])
-    assert all(len(own) == 1 for own in colours.values()), colours
-    assert len(set.union(*colours.values())) == len(colours)
 
 
 def test_every_dataset_has_a_preview(site: Path):

@@ -7,8 +7,6 @@ import logging
 import os
 import subprocess
 import sys
-import time
-from collections import Counter, defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from kedro.framework.hooks import hook_impl
 from kedro.framework.project import LOGGING, pipelines
 from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
-from kedro.pipeline.node import Node
 
 from mpfm_kedro.configuration import LAST_RUN
 from mpfm_kedro.errors import InputError
@@ -150,35 +147,6 @@ def try_bf16(name: str) -> None:
             f"Parameter '{name}' = 'bf16': a process that computes in bf16 ends with code {tried.returncode} on this "
             "CPU; use fp32, or set the environment variable ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 and start again"
         )
-
-
-class StageTimes:
-    """One line in the log for each finished stage, with the time of its nodes."""
-
-    def __init__(self) -> None:
-        self._remaining: Counter[str] = Counter()
-        self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._began = 0.0
-
-    @hook_impl
-    def before_pipeline_run(self, pipeline: Pipeline) -> None:
-        """Count the nodes of each stage."""
-        self._remaining = Counter(node.namespace or node.name for node in pipeline.nodes)
-        self._seconds.clear()
-
-    @hook_impl
-    def before_node_run(self) -> None:
-        """Look at the clock."""
-        self._began = time.monotonic()
-
-    @hook_impl
-    def after_node_run(self, node: Node) -> None:
-        """Say when the last node of a stage has run."""
-        stage = node.namespace or node.name
-        self._seconds[stage] += time.monotonic() - self._began
-        self._remaining[stage] -= 1
-        if not self._remaining[stage]:
-            logger.info("Stage %s is done, %.1f s", stage, self._seconds[stage])
 
 
 class RunLocks:

@@ -5,22 +5,18 @@ from __future__ import annotations
 from kedro.pipeline import Pipeline
 
 from mpfm_kedro.configuration import pipeline_in_view
-from mpfm_kedro.pipelines import (
-    ablation,
-    audit,
-    comparison,
-    datasets,
-    export,
-    features,
-    fit,
-    general_setting,
-    hard_setting,
-    ingestion,
-    learn,
-    predict,
-    sensitivity,
-    study,
-)
+from mpfm_kedro.pipelines import audit, features, ingestion
+from mpfm_kedro.pipelines.ablation import pipeline as ablation
+from mpfm_kedro.pipelines.comparison import pipeline as comparison
+from mpfm_kedro.pipelines.datasets import pipeline as datasets
+from mpfm_kedro.pipelines.export import pipeline as export
+from mpfm_kedro.pipelines.fit import pipeline as fit
+from mpfm_kedro.pipelines.general_setting import pipeline as general_setting
+from mpfm_kedro.pipelines.hard_setting import pipeline as hard_setting
+from mpfm_kedro.pipelines.learn import pipeline as learn
+from mpfm_kedro.pipelines.predict import pipeline as predict
+from mpfm_kedro.pipelines.sensitivity import pipeline as sensitivity
+from mpfm_kedro.pipelines.study import pipeline as study
 
 
 def register_pipelines() -> dict[str, Pipeline]:

@@ -10,7 +10,6 @@ from mpfm_kedro.hooks import (
     RememberRun,
     RunLocks,
     ShowSummary,
-    StageTimes,
 )
 
 HOOKS = (
@@ -21,7 +20,6 @@ HOOKS = (
     ClearErrors(),
     RunLocks(),
     RememberRun(),
-    StageTimes(),
     ShowSummary(),
 )
 CONFIG_LOADER_CLASS = ProjectConfigLoader

@@ -210,29 +210,6 @@ def test_a_cut_file_loses_its_rows_and_no_others(stores, name, size):
     assert stores.overview()["rows"].tolist() == [4]
 
 
-def test_a_store_without_checksums_is_adopted_once(stores, caplog):
-    append(stores.open(SPEC), NAMES)
-    store = stores.open(SPEC)
-    (store.folder / "checksums.u32").unlink()
-    assert_holds(stores.open(SPEC), NAMES)
-    assert stores.open(SPEC).missing(NAMES) == []
-    with caplog.at_level("INFO"):
-        stores.open(SPEC).adopt()
-        stores.open(SPEC).adopt()
-    assert caplog.text.count("Checksums of 4 rows") == 1
-    flip(store.folder / "maps.f16", 0)
-    assert stores.open(SPEC).missing(NAMES) == NAMES[:1]
-
-
-def test_rows_are_appended_to_a_store_without_checksums(stores):
-    append(stores.open(SPEC), NAMES[:2])
-    (stores.open(SPEC).folder / "checksums.u32").unlink()
-    append(stores.open(SPEC), NAMES[2:])
-    assert stores.open(SPEC).missing(NAMES) == []
-    assert_holds(stores.open(SPEC), NAMES)
-    assert (stores.open(SPEC).folder / "checksums.u32").stat().st_size == 4 * 2 * 4
-
-
 def test_files_are_unmapped_with_the_store(stores):
     """Tasks of one worker open the store again and again; Dask counts all pages that are mapped."""
     append(stores.open(SPEC), ["a||original"])

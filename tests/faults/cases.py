@@ -13,13 +13,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 
 import psutil
+from kedro.framework.hooks import hook_impl
+from kedro.pipeline import Pipeline
+from kedro.pipeline.node import Node
 
 from faults.project import (
     MADE,
@@ -88,27 +92,37 @@ class Undisturbed:
 
 
 def _copy_after_each_stage(project: Project) -> None:
-    """In this process, copy the outputs when the first node of another stage begins: all before is saved then."""
-    from mpfm_kedro.hooks import StageTimes
+    """In this process, copy the outputs after each stage."""
+    from mpfm_kedro import settings
 
-    begin, end, done = StageTimes.before_node_run, StageTimes.after_node_run, []
+    settings.HOOKS += (CopyAfterEachStage(project),)  # type: ignore[assignment]
 
-    @wraps(begin)
-    def before_node_run(self):
-        for stage in done:
-            target = project.folder.with_name(f"after_{stage}") / "out"
-            copy(project.out, target)
+
+class CopyAfterEachStage:
+    """Copies the outputs when the first node of another stage begins: all before is saved then."""
+
+    def __init__(self, project: Project) -> None:
+        self._project = project
+        self._remaining: Counter[str] = Counter()
+        self._done: list[str] = []
+
+    @hook_impl
+    def before_pipeline_run(self, pipeline: Pipeline) -> None:
+        self._remaining = Counter(node.namespace for node in pipeline.nodes)
+
+    @hook_impl
+    def before_node_run(self) -> None:
+        for stage in self._done:
+            target = self._project.folder.with_name(f"after_{stage}") / "out"
+            copy(self._project.out, target)
             shutil.rmtree(target / "locks")  # of this process
-        done.clear()
-        begin(self)
+        self._done.clear()
 
-    @wraps(end)
-    def after_node_run(self, node):
-        end(self, node)
+    @hook_impl
+    def after_node_run(self, node: Node) -> None:
+        self._remaining[node.namespace] -= 1
         if not self._remaining[node.namespace]:
-            done.append(node.namespace.split(".")[-1])
-
-    StageTimes.before_node_run, StageTimes.after_node_run = before_node_run, after_node_run  # type: ignore[method-assign]
+            self._done.append(node.namespace.split(".")[-1])
 
 
 # processes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -80,12 +79,6 @@ def test_masks_mark_the_defects(folder):
         grey = image[..., 0]
         assert np.ptp(grey[mask > 0]) == 0  # a defect has one colour
         assert 0.005 < (mask > 0).mean() < 0.2
-
-
-def test_images_without_masks_are_listed(tmp_path):
-    folder = synthetic.locate(tmp_path)
-    shutil.rmtree(folder / "ground_truth")
-    assert set(synthetic.SOURCE.list_samples(folder)["mask_path"]) == {""}
 
 
 def test_table_has_the_numbers_and_the_split_of_the_source(folder):

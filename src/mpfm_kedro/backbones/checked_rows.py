@@ -23,7 +23,7 @@ class CheckedRows:
         file: with the numbers.
         values: the file as an array, memory-mapped (rows, …).
         keys: of the rows.
-        checksums: of the rows; None for a file that was written without them.
+        checksums: of the rows.
         report: called with the damaged rows among those that were asked for; it raises.
     """
 
@@ -32,7 +32,7 @@ class CheckedRows:
         file: Path,
         values: np.ndarray,
         keys: Sequence[str],
-        checksums: np.ndarray | None,
+        checksums: np.ndarray,
         report: Callable[[list[int]], None],
     ) -> None:
         self._values, self._keys, self._checksums, self._report = values, keys, checksums, report
@@ -53,8 +53,6 @@ class CheckedRows:
 
     def damaged(self, rows: Iterable[int]) -> list[int]:
         """Those of some rows that are not as they were written."""
-        if self._checksums is None:
-            return []
         return [row for row in rows if checksum(self._keys[row], self._values[row]) != self._checksums[row]]
 
 

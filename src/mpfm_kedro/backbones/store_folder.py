@@ -97,7 +97,7 @@ class StoreFolder:
         """Keys of the complete rows; a half-written last line, or a row whose numbers were lost, does not count."""
         if not (self.folder / KEYS).is_file():
             return []
-        sizes = self.row_sizes | ({CHECKSUMS: 4 * len(self.row_sizes)} if self._has_checksums() else {})
+        sizes = self.row_sizes | {CHECKSUMS: 4 * len(self.row_sizes)}
         rows = min(_size(self.folder / name) // size for name, size in sizes.items())
         # a damaged byte is no text, and must have its place nevertheless
         return (self.folder / KEYS).read_bytes().decode("utf-8", "surrogateescape").split("\n")[:-1][:rows]
@@ -131,13 +131,8 @@ class StoreFolder:
         kind, shape = {POOLED: (np.float32, (self.spec.pooled_size,)), MAPS: (np.float16, self.spec.map_shape)}[name]
         values = np.memmap(self.folder / name, kind, "r", shape=(len(keys), *shape))
         column = list(self.row_sizes).index(name)
-        expected = self._checksums()[:, column] if self._has_checksums() else None
-
         refuse = partial(_refuse, self.folder / name, keys)  # no method: the files are unmapped with the store
-        return CheckedRows(self.folder / name, values, keys, expected, refuse)
-
-    def _has_checksums(self) -> bool:
-        return (self.folder / CHECKSUMS).is_file()
+        return CheckedRows(self.folder / name, values, keys, self._checksums()[:, column], refuse)
 
     def _checksums(self) -> np.ndarray:
         """One checksum per row and file of numbers."""
@@ -151,7 +146,8 @@ class StoreFolder:
 
     def _damaged_rows(self) -> set[int]:
         """Rows that are not as they were written; all are verified where a file has changed since it was done."""
-        if not self._has_checksums():
+        keys = self.keys()
+        if not keys:
             return set()
         names = [*self.row_sizes, CHECKSUMS, KEYS]
         state = {name: [_size(self.folder / name), _modified(self.folder / name)] for name in names}
@@ -161,35 +157,14 @@ class StoreFolder:
                 return set(known["damaged"])
         except (OSError, ValueError, KeyError, TypeError):
             pass  # never verified
-        keys, rows = self.keys(), self._rows().values()
-        found = {row for name in self.row_sizes if keys for row in self._open(name, keys).damaged(rows)}
+        rows = self._rows().values()
+        found = {row for name in self.row_sizes for row in self._open(name, keys).damaged(rows)}
         if found:
             message = "%s is damaged in %s, to be extracted again"
             logger.warning(message, self.folder, _in_words(sorted(found), keys))
         with suppress(InputError), replacing(self.folder / VERIFIED) as partial:  # others may only read
             partial.write_text(json.dumps({"files": state, "damaged": sorted(found)}))
         return found
-
-    def adopt(self) -> None:
-        """Give a store that was written without checksums its own, once; it is believed to be whole."""
-        if self._has_checksums() or not self.keys():
-            return
-        try:
-            with alone(self.folder):
-                self._write_checksums()
-        except InputError as error:
-            logger.warning("The features are read without checksums: %s", error)
-
-    def _write_checksums(self) -> None:
-        if self._has_checksums():
-            return
-        keys = self.keys()
-        opened = [self._open(name, keys) for name in self.row_sizes if keys]
-        found = [[checksum(key, rows._values[row]) for rows in opened] for row, key in enumerate(keys)]
-        with replacing(self.folder / CHECKSUMS) as partial:
-            np.array(found, np.uint32).tofile(partial)
-        if keys:
-            logger.info("Checksums of %d rows of features in %s were computed, once", len(keys), self.folder)
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process maps the files itself.
@@ -204,7 +179,6 @@ class StoreFolder:
         with alone(self.folder):
             with replacing(self.folder / "store.json") as partial:
                 partial.write_text(json.dumps(asdict(self.spec), indent=2))
-            self._write_checksums()
             writer = StoreWriter(self)
             try:
                 yield writer

@@ -92,11 +92,11 @@ def _format(row: dict[str, Any]) -> str:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """The row of a line; None for one that was cut or damaged. Older lines have no checksum."""
+    """The row of a line; None for one that was cut or damaged."""
     content, _, checksum = line.rstrip(b"\n").partition(b"\t")
     try:
         row = json.loads(content)
-        whole = not checksum or int(checksum, 16) == zlib.crc32(content)
+        whole = int(checksum, 16) == zlib.crc32(content)
         return row if whole and isinstance(row["path"], str) and {"size", "modified", "error"} <= row.keys() else None
     except (ValueError, KeyError, TypeError):
         return None

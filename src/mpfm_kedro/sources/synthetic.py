@@ -72,14 +72,14 @@ def _save(pixels: np.ndarray, file: Path) -> None:
 
 
 def list_samples(folder: Path) -> pd.DataFrame:
-    """All images by folder; images drawn by an earlier version have no masks."""
+    """All images by folder, the defective ones with their masks."""
     return sample_table(
         sample(
             NAME,
             f"{kind}/{file.name}",
             int(kind != "good"),
             kind if kind != "good" else "",
-            mask_path=mask if (folder / (mask := f"{MASKS}/{kind}/{file.stem}_mask.png")).is_file() else "",
+            mask_path=f"{MASKS}/{kind}/{file.stem}_mask.png" if kind != "good" else "",
         )
         for kind in FOLDERS
         for file in image_files(folder / kind)

@@ -1,5 +1,1 @@
 """The study comparison."""
-
-from mpfm_kedro.pipelines.comparison.pipeline import create_pipeline
-
-__all__ = ["create_pipeline"]

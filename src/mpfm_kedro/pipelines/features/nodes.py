@@ -103,7 +103,6 @@ def _extract(
     backbone = build_backbone(weights.name, weights.tensors, parameters.layers, parameters.map_layers)
     spec = specification(backbone, weights, int(views["image_size"].iloc[0]), parameters)
     folder, keys = store.open(spec), row_keys(views)
-    folder.adopt()
     if folder.missing(keys):
         with folder.writing() as writer:
             # asked again: another process may have written some while this one waited

@@ -1,5 +1,1 @@
 """The study sensitivity."""
-
-from mpfm_kedro.pipelines.sensitivity.pipeline import create_pipeline
-
-__all__ = ["create_pipeline"]
