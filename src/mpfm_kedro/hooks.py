@@ -17,6 +17,7 @@ from kedro.framework.hooks import hook_impl
 from kedro.framework.project import LOGGING, pipelines
 from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
+from kedro.pipeline.node import Node
 
 from mpfm_kedro.configuration import LAST_RUN
 from mpfm_kedro.errors import InputError
