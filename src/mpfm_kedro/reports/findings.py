@@ -1,16 +1,15 @@
-"""What a model says of an image, as parts of a page: decision, why, and images that are like it."""
+"""Predictions on pages: their words and signs, their style, and the templates, which escape all that they show."""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Mapping
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 SIGNS = {"defective": "▲", "uncertain": "◆", "good": "●", "error": "✕"}
-SCORES = {  # name in HTML, and what it says if it is high
-    "g": ("S<sub>g</sub>", "the whole image is unlike the normals"),
-    "a": ("S<sub>a</sub>", "some places look like known defects, as the model learned from them"),
-    "r": ("S<sub>r</sub>", "some patches are unlike any patch of a normal"),
-    "n": ("S<sub>n</sub>", "as a whole it is less like normals than like known defects"),
+SCORES = {  # what each says if it is high
+    "g": "the whole image is unlike the normals",
+    "a": "some places look like known defects, as the model learned from them",
+    "r": "some patches are unlike any patch of a normal",
+    "n": "as a whole it is less like normals than like known defects",
 }
 # colours of Okabe and Ito, which differ in lightness too; the sign and the word say the same
 STYLE = """
@@ -41,45 +40,7 @@ svg.bar{max-width:none}
 @media(max-width:30em){.pictures img{width:44vw;height:44vw}}
 """
 
-
-def badge(decision: str) -> str:
-    """A decision in a word, a sign and a colour."""
-    return (
-        f"<span class='badge {decision}'>{SIGNS[decision]} {'unreadable' if decision == 'error' else decision}</span>"
-    )
-
-
-def reason(shares: Mapping[str, float]) -> str:
-    """The score that adds most, in a sentence."""
-    part = max(shares, key=lambda name: shares[name])
-    name, words = SCORES[part]
-    return f"{name} adds most ({shares[part]:+.1f}): {words}."
-
-
-def share_table(shares: Mapping[str, float]) -> str:
-    """What each of the four scores adds, as bars around zero, and what each of them means."""
-    largest = max(1e-9, *(abs(value) for value in shares.values()))
-    rows = []
-    for part, (name, words) in SCORES.items():
-        bar = _bar(shares[part], 50 * abs(shares[part]) / largest)
-        rows.append(f"<tr><th>{name}</th><td>{shares[part]:+.2f}</td><td>{bar}</td><td>{words}</td></tr>")
-    return f"<div class='wide'><table class='small'>{''.join(rows)}</table></div>"
-
-
-def likenesses(normals: Iterable[tuple[str, str]], anomalies: Iterable[tuple[str, str]]) -> str:
-    """The nearest normals and the nearest known anomaly, each the address of its picture and its caption."""
-    figures = [_figure("normal", *each) for each in normals] + [_figure("known", *each) for each in anomalies]
-    return f"<div class='likes'>{''.join(figures)}</div>" if figures else ""
-
-
-def _figure(kind: str, address: str, caption: str) -> str:
-    shown = html.escape(caption)
-    picture = f"<img loading='lazy' src='{html.escape(address)}' alt='{shown}'>"
-    return f"<figure class='{kind}'>{picture}<figcaption>{shown}</figcaption></figure>"
-
-
-def _bar(value: float, width: float) -> str:
-    left, colour = (60.0, "#b34700") if value >= 0 else (60 - width, "#56a0c8")
-    bar = f"<rect x='{left:.1f}' y='3' width='{width:.1f}' height='10' fill='{colour}'/>"
-    zero = "<line x1='60' x2='60' y1='0' y2='16' stroke='#555'/>"
-    return f"<svg class='bar' width='120' height='16' role='img' aria-label='{value:+.2f}'>{bar}{zero}</svg>"
+TEMPLATES = Environment(
+    loader=PackageLoader("mpfm_kedro"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+)
+TEMPLATES.globals |= {"signs": SIGNS, "scores": SCORES}

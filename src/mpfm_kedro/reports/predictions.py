@@ -6,7 +6,6 @@ Pictures are files beside the page. The page has at most ``MOST`` images of each
 from __future__ import annotations
 
 import hashlib
-import html
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -19,22 +18,14 @@ import pandas as pd
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.files import replacing
 from mpfm_kedro.inspection.model import Model
-from mpfm_kedro.inspection.thresholds import Promise, describe, item_scores, miss_rate, promise
+from mpfm_kedro.inspection.thresholds import describe, item_scores, miss_rate, promise
 from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
-from mpfm_kedro.reports.findings import SIGNS, STYLE, badge, likenesses, reason, share_table
-from mpfm_kedro.reports.markup import page, paragraphs
+from mpfm_kedro.reports.findings import SIGNS, STYLE, TEMPLATES
+from mpfm_kedro.reports.markup import page
 from mpfm_kedro.reports.score_histogram import draw_histogram
 
 MOST = {"defective": 150, "uncertain": 100, "good": 50, "error": 50}  # images of each decision in the page
 SIDE = 320  # pixels of the longer side of a picture
-SCRIPT = """
-const buttons = document.querySelectorAll('.filters button');
-for (const button of buttons) button.onclick = () => {
-  for (const other of buttons) other.setAttribute('aria-pressed', other === button);
-  for (const article of document.querySelectorAll('article'))
-    article.hidden = button.value !== 'all' && article.dataset.decision !== button.value;
-};
-"""
 
 
 @dataclass
@@ -103,14 +94,21 @@ def write_page(
     thumbnails = dict(zip(known["sample_id"], known["thumbnail"], strict=True))
     pictures = Pictures(gallery, thumbnails, model.card["pixel_range"], ingestion.max_megapixels)
     folder = _common_folder(shown["path"])
-    articles = []
+    images = []
     for row in shown.to_dict("records"):
         overlay = overlay_path(overlays, model.card, row["path"])
         address = overlay.relative_to(overlays.parent).as_posix() if overlay.is_file() else ""
-        articles.append(_article(row, said.get(row["path"], {}), pictures, address, folder))
+        images.append(_describe_image(row, said.get(row["path"], {}), pictures, address, folder))
     pictures.delete_others()
-    parts = [*_summary(predictions, model, parameters), *_introduction(predictions, shown, folder), *articles]
-    return page("Predictions", [*parts, f"<script>{SCRIPT}</script>"], STYLE)
+    body = TEMPLATES.get_template("predictions.html").render(
+        _summary(predictions, model, parameters),
+        images=images,
+        folder=folder,
+        total=len(predictions),
+        shown=Counter(shown["decision"]),
+        limited=_limited(predictions, shown),
+    )
+    return page("Predictions", [body], STYLE)
 
 
 def choose(predictions: pd.DataFrame) -> pd.DataFrame:
@@ -119,65 +117,36 @@ def choose(predictions: pd.DataFrame) -> pd.DataFrame:
     return predictions[chosen]
 
 
-def _summary(predictions: pd.DataFrame, model: Model, parameters: InspectionParameters) -> list[str]:
+def _summary(predictions: pd.DataFrame, model: Model, parameters: InspectionParameters) -> dict[str, Any]:
     """What is promised, and how the scores lie around the thresholds."""
     normals = item_scores(model.calibration.normal_scores, model.calibration.normal_items)
     promised = promise(normals, parameters.false_alarm_rate, parameters.confidence)
     known = model.calibration.anomaly_scores
     missed = miss_rate(known, promised.defective, parameters.confidence) if len(known) else None
     scores = predictions.loc[predictions["decision"] != "error", "score"].astype(float)
-    return [*paragraphs([describe(promised, missed)]), draw_histogram(normals, scores, promised), _meaning(promised)]
+    histogram = draw_histogram(normals, scores, promised)
+    return {"promise": describe(promised, missed), "histogram": histogram, "thresholds": promised}
 
 
-def _meaning(promised: Promise) -> str:
-    good = "no score is called good" if promised.good is None else f"{badge('good')} up to {promised.good:.2f}"
-    return (
-        f"<p>{badge('defective')} above {promised.defective:.2f}, {good}, {badge('uncertain')} between them: there are "
-        "too few unseen normals to tell. The p-value is the share of unseen normals that score as high.</p>"
-    )
-
-
-def _introduction(predictions: pd.DataFrame, shown: pd.DataFrame, folder: str) -> list[str]:
-    """How many images there are, which of them are shown, and the buttons that filter them."""
+def _limited(predictions: pd.DataFrame, shown: pd.DataFrame) -> str:
+    """Of which decisions the page does not show all images."""
     every, here = Counter(predictions["decision"]), Counter(shown["decision"])
-    counts = [f"{here[name]:,} of {every[name]:,} {_word(name)}" for name in SIGNS if here[name] < every[name]]
-    limited = f" This page shows {', '.join(counts)}, those with the highest scores." if counts else ""
-    buttons = [f"<button value='all' aria-pressed='true'>all {len(shown):,}</button>"]
-    buttons += [
-        f"<button value='{name}' aria-pressed='false'>{SIGNS[name]} {_word(name)} {here[name]:,}</button>"
-        for name in SIGNS
-        if here[name]
-    ]
-    return [
-        f"<h2>{len(predictions):,} images, the highest score first</h2>",
-        f"<p>All of them are in <a href='predictions.csv'>predictions.csv</a>.{limited}</p>",
-        f"<p class='small'>Names are below {html.escape(folder)}</p>" if folder else "",
-        f"<div class='filters'>{''.join(buttons)}</div>",
-    ]
+    words = {name: "unreadable" if name == "error" else name for name in SIGNS}
+    counts = [f"{here[name]:,} of {every[name]:,} {words[name]}" for name in SIGNS if here[name] < every[name]]
+    return f" This page shows {', '.join(counts)}, those with the highest scores." if counts else ""
 
 
-def _article(row: dict[Any, Any], said: dict[str, Any], pictures: Pictures, overlay: str, folder: str) -> str:
-    """One image."""
-    name = html.escape(os.path.relpath(row["path"], folder) if folder else row["path"])
-    uri = html.escape(Path(row["path"]).as_uri())
-    start = f"<article data-decision='{row['decision']}'>"
-    facts = [f"<p>{badge(row['decision'])} <a class='name' href='{uri}'>{name}</a></p>"]
-    if row["decision"] == "error":
-        return f"{start}<div class='facts'>{''.join(facts)}<p>{html.escape(row['error'])}</p></div></article>"
-    facts.append(f"<p>score <b>{row['score']:.2f}</b>, p-value {row['p_value']:.2g}</p>")
+def _describe_image(
+    row: dict[Any, Any], said: dict[str, Any], pictures: Pictures, overlay: str, folder: str
+) -> dict[str, Any]:
+    """One image, with the addresses of its pictures."""
+    name = os.path.relpath(row["path"], folder) if folder else row["path"]
+    found = row | {"name": name, "uri": Path(row["path"]).as_uri(), "overlay": overlay, "shares": said.get("shares")}
+    if row["decision"] != "error":
+        found["picture"] = pictures.of_file(row["path"])
     if said.get("shares"):
-        normals, anomalies = pictures.of_known(said["normals"]), pictures.of_known(said["anomalies"])
-        why = f"{share_table(said['shares'])}<p>Nearest normals and, after the line, nearest known anomaly:</p>"
-        why += likenesses(normals, anomalies)
-        if row["decision"] != "good":
-            facts.append(f"<p>{reason(said['shares'])}</p>")
-        facts.append(f"<details><summary>Why</summary>{why}</details>")
-    shown = [_picture(pictures.of_file(row["path"]), name), _picture(overlay, f"heat map of {name}")]
-    return f"{start}<div class='pictures'>{''.join(shown)}</div><div class='facts'>{''.join(facts)}</div></article>"
-
-
-def _picture(address: str, text: str) -> str:
-    return f"<a href='{address}'><img loading='lazy' src='{address}' alt='{text}'></a>" if address else ""
+        found |= {kind: pictures.of_known(said[kind]) for kind in ("normals", "anomalies")}
+    return found
 
 
 def _common_folder(paths: Iterable[str]) -> str:
@@ -188,7 +157,3 @@ def _common_folder(paths: Iterable[str]) -> str:
 
 def _name(kind: str, text: str) -> str:
     return f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:20]}.jpg"
-
-
-def _word(decision: str) -> str:
-    return "unreadable" if decision == "error" else decision
