@@ -19,7 +19,7 @@ from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
-from mpfm_kedro.configuration import LAST_RUN
+from mpfm_kedro.configuration import LAST_RUN, ProjectConfigLoader
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.files import replacing
 from mpfm_kedro.locks import Use, locked, table_parameters
@@ -72,12 +72,27 @@ class CheckParameters:
 class CheckPartialRun:
     """Refuse what a partial run would ignore: parameters of nodes that do not run, versions of unversioned datasets."""
 
+    def __init__(self) -> None:
+        self._context: KedroContext | None = None
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        """Remember where the parameters of the coming run are."""
+        self._context = context
+
     @hook_impl
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
-        """Compare what was given on the command line with what the nodes of this run read."""
+        """Compare what was given on the command line with what the nodes of this run read.
+
+        A parameter that the run before this one had, too, is no surprise: stages may run one by one with the same ones.
+        """
+        assert self._context is not None and isinstance(loader := self._context.config_loader, ProjectConfigLoader)
+        before = (loader.last_run() or {}).get("parameters", {})
+        given = run_params.get("runtime_params") or {}
+        new = {name: given[name] for name in given if loader["parameters"].get(name) != before.get(name)}
         run = {node.namespace for node in pipeline.nodes if node.namespace}
         whole = sum((pipelines[name] for name in run_params.get("pipeline_names") or ["__default__"]), Pipeline([]))
-        for name in parameter_names(run_params.get("runtime_params") or {}):
+        for name in parameter_names(new):
             readers = [node for node in whole.nodes if reads_parameter(node, name)]
             if readers and not any(reads_parameter(node, name) for node in pipeline.nodes):
                 needed = ",".join(sorted(run | {str(readers[0].namespace)}))

@@ -79,7 +79,7 @@ def test_store_that_was_deleted_is_named(dataset, stores):
 def test_index_of_another_version_is_an_error_that_says_what_to_do(dataset, tmp_path):
     file = tmp_path / "index/features.parquet"
     table = load_table(file)
-    table.attrs["spec"] = json.dumps({k: v for k, v in json.loads(table.attrs["spec"]).items() if k != "code"})
+    table.attrs["spec"] = json.dumps({k: v for k, v in json.loads(table.attrs["spec"]).items() if k != "version"})
     save_table(table, file)
     with pytest.raises(InputError, match="pipelines=features") as raised:
         dataset.load()
