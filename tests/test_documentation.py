@@ -77,7 +77,9 @@ def test_results_of_the_readme_are_those_of_the_pages(row: dict[str, str]):
     dataset = DATASETS[re.split(r"[ ,]", row[""])[0]]
     setting = "hard mean" if "hard" in row[""] else "general"
     [m] = re.findall(r"M = (\d+)", row[""])
-    found = results(f"{dataset}_mpfm", f"{setting}, M={m}")
+    own = f"{dataset}_mpfm_hard"  # where the hard setting has a page of its own
+    page = own if "hard" in row[""] and (PROJECT / f"docs/results/{own}.md").is_file() else f"{dataset}_mpfm"
+    found = results(page, f"{setting}, M={m}")
     assert row["MPFM"] == found["ours"]["MPFM"]
     assert row["MPFM, step 0"] == mean(found["ours"]["MPFM, step 0"])
     assert row["MPFM, no defect known"] == mean(found["ours"]["MPFM, no anomaly known"])

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from kedro.framework.context import KedroContext
@@ -86,7 +86,8 @@ class CheckPartialRun:
 
         A parameter that the run before this one had, too, is no surprise: stages may run one by one with the same ones.
         """
-        assert self._context is not None and isinstance(loader := self._context.config_loader, ProjectConfigLoader)
+        assert self._context is not None
+        loader = cast(ProjectConfigLoader, self._context.config_loader)
         before = (loader.last_run() or {}).get("parameters", {})
         given = run_params.get("runtime_params") or {}
         new = {name: given[name] for name in given if loader["parameters"].get(name) != before.get(name)}
