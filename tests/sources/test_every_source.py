@@ -9,7 +9,6 @@ import pytest
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.sources import SOURCES, get_source
-from mpfm_kedro.sources.fetching import fetch
 from mpfm_kedro.sources.layout import IMAGE_SUFFIXES
 from mpfm_kedro.sources.samples import LISTED
 
@@ -33,13 +32,6 @@ def test_names_and_nearest_name():
     assert set(SOURCES) == expected
     with pytest.raises(InputError, match="Did you mean 'mastcam'"):
         get_source("mastcan")
-
-
-def test_former_name_still_works_with_a_notice(tmp_path, caplog):
-    assert get_source("made") is SOURCES["synthetic"]
-    assert "Dataset 'made' is now called 'synthetic'" in caplog.text
-    assert fetch("made", tmp_path) == tmp_path / "synthetic"
-    assert [path.name for path in tmp_path.iterdir()] == ["synthetic"]
 
 
 @pytest.mark.parametrize("name", NAMES)

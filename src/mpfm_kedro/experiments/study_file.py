@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.parameters import Count, Group, Methods, Numbers, Setting, SettingParameters
-from mpfm_kedro.sources import FORMER_NAMES, SOURCES
+from mpfm_kedro.sources import SOURCES
 
 DECIDED = ("dataset", "name", "category", "known_class", "n_anomalies", "n_seeds", "first_seed", "comparison")
 ROOTS = ("data_root", "output_root", "study")
@@ -18,7 +18,7 @@ EXAMPLE = "such as conf/studies/small.yml"
 
 
 def _known_dataset(name: str) -> str:
-    if name not in SOURCES and name not in FORMER_NAMES:
+    if name not in SOURCES:
         raise ValueError(f"should be one of {', '.join(sorted(SOURCES))}")
     return name
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import logging
 
 import pandas as pd
 
@@ -23,12 +22,10 @@ from mpfm_kedro.sources import (
 )
 from mpfm_kedro.sources.source import Source
 
-logger = logging.getLogger(__name__)
 SOURCES = {
     module.SOURCE.name: module.SOURCE
     for module in (mvtec_ad, optical, sdd, aitex, elpv, mastcam, hyper_kvasir, brainmri, headct, folder, synthetic)
 }
-FORMER_NAMES = {"made": "synthetic"}
 
 
 def source_of(samples: pd.DataFrame) -> Source:
@@ -37,10 +34,7 @@ def source_of(samples: pd.DataFrame) -> Source:
 
 
 def get_source(name: str) -> Source:
-    """The source called ``name``; a former name still works, an unknown one is an error with the nearest name."""
-    if name in FORMER_NAMES:
-        logger.warning("Dataset '%s' is now called '%s'", name, FORMER_NAMES[name])
-        name = FORMER_NAMES[name]
+    """The source called ``name``; an unknown name is an error with the nearest one."""
     if name not in SOURCES:
         near = difflib.get_close_matches(name, SOURCES, n=1)
         hint = f" Did you mean '{near[0]}'?" if near else ""
