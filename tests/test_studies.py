@@ -126,6 +126,11 @@ def test_ablation_has_every_part_and_every_repair(comparison: Path, root: Path):
     assert {"MPFM", "without MPFL"} <= set(modes["method"])
 
 
+def test_a_part_of_the_ablation_is_a_table_of_its_own(comparison: Path, root: Path):
+    summary = pd.read_csv(run("ablation", root, ablation={"parts": "figure_2"}) / "summary.csv")
+    assert set(summary["method"]) == {*OURS, "without MPFL", "without MIMR", "without MPFL and MIMR"}
+
+
 def test_sensitivity_varies_prototypes_and_information(comparison: Path, root: Path):
     found = run("sensitivity", root)
     table = pd.read_csv(found / "table.csv")

@@ -184,6 +184,7 @@ class AblationParameters(Group):
     """What ablation and sensitivity cover."""
 
     settings: Annotated[list[Setting], Field(min_length=1), BeforeValidator(_in_list)]
+    parts: Annotated[list[Literal["figure_2", "table_3", "repairs"]], Field(min_length=1), BeforeValidator(_in_list)]
 
 
 class SensitivityParameters(Group):

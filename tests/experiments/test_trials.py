@@ -108,8 +108,8 @@ def test_detectors_share_the_pieces_they_have_in_common(features, parameters):
 
 
 def test_the_ablation_shares_what_it_does_not_change(features, parameters):
-    names = [one.name for one in ablated_specifications(*mpfm(parameters))]
-    planned = plan(trials_of(*ablated_specifications(*mpfm(parameters))), features)
+    names = [one.name for one in ablated_specifications(*mpfm(parameters), parameters.ablation)]
+    planned = plan(trials_of(*ablated_specifications(*mpfm(parameters), parameters.ablation)), features)
     assert distinct(planned, "prototypes") == 4 * 2  # as configured, one prototype, raw, raw in two folds
     of_run = {
         piece: {name: planned.get(f"general-M10-seed0|{name}|{piece}") for name in names}
@@ -245,7 +245,7 @@ def test_the_simple_stack_has_one_gaussian_of_images_and_one_of_patches(paramete
 
 
 def test_what_is_printed_has_one_row_under_its_own_name(parameters):
-    printed = ablated_specifications(*mpfm(parameters))[-1]
+    printed = ablated_specifications(*mpfm(parameters), parameters.ablation)[-1]
     assert printed.name == "MPFM as printed"
     _, training, calibration = (piece.parameters for piece in printed.pieces)
     forms = {training[name] for name in parameters.repairs.model_dump() if name != "fusion"}

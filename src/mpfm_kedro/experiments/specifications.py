@@ -9,6 +9,7 @@ from mpfm_kedro.detectors.pieces import Specification
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.experiments.columns import AS_PRINTED, AT_STEP_0, TRAINED, UNTRAINED
 from mpfm_kedro.parameters import (
+    AblationParameters,
     ComparisonParameters,
     Group,
     PrototypeParameters,
@@ -110,21 +111,41 @@ def ablated_specifications(
     prototypes: PrototypeParameters,
     repairs: RepairParameters,
     training: TrainingParameters,
+    ablation: AblationParameters,
     backbone: Any = "",  # a name or a list; Kedro warns of union types
 ) -> list[Specification]:
-    """Figure 2 and table 3 of the paper: MPFM without parts of it; then each repair in its printed form."""
+    """MPFM, then the parts of the ablation: figure 2 and table 3 of the paper, each repair in its printed form."""
     ours = Ours(prototypes, repairs, training, backbone)
+    parts = {"figure_2": without_mixture, "table_3": without_modules, "repairs": without_repairs}
+    return [
+        *ours.rows(),
+        *(variant for part, variants in parts.items() if part in ablation.parts for variant in variants(ours)),
+    ]
+
+
+def without_mixture(ours: Ours) -> list[Specification]:
+    """Figure 2 of the paper: without mixture prototypes (K = 1), without mutual information (λ = 0), without both."""
     one = {"n_prototypes": 1}
     off = {"mim_weight": 0.0}
-    found = [
-        *ours.rows(),
+    return [
         ours("without MPFL", prototypes=one),
         ours("without MIMR", training=off),
         ours("without MPFL and MIMR", prototypes=one, training=off),
     ]
+
+
+def without_modules(ours: Ours) -> list[Specification]:
+    """Table 3 of the paper: without each of the four modules, and without two of them."""
+    found = []
     for kept in ("arn", "gan", "grn", "gar", "gr", "an"):
         without = " and ".join(f"M_{score}" for score in "garn" if score not in kept)
         found.append(ours(f"without {without}", training={"scores": list(kept)}))
+    return found
+
+
+def without_repairs(ours: Ours) -> list[Specification]:
+    """Each repair in its printed form, then all of them."""
+    found = []
     for repair in RepairParameters.model_fields:
         printed = {repair: "printed"} | ({"coupling": "printed"} if repair == "transport_start" else {})
         found.append(ours(f"{repair} printed", repairs=printed))

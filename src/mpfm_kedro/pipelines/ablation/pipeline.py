@@ -26,5 +26,6 @@ def create_pipeline(**_: object) -> Pipeline:
         node(write_ablation_page, written, "report", name="write_ablation_page"),
         node(draw_ablation, "table", "plot", name="draw_ablation"),
     ]
-    specifications = node(ablated_specifications, [*MPFM, BACKBONE], "specifications", name="list_specifications")
+    chosen = [*MPFM, "params:ablation", BACKBONE]
+    specifications = node(ablated_specifications, chosen, "specifications", name="list_specifications")
     return create_study("ablation", plan_study(specifications), report)
