@@ -2,20 +2,27 @@
 PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
+UNIT_TESTS := tests/detectors/mpfm tests/experiments tests/images tests/sources
 
-.PHONY: run test app viz benchmark benchmark-engines benchmark-peers benchmark-growth benchmark-study faults fuzz audit clean
+.PHONY: run test check lint app viz benchmark benchmark-engines benchmark-peers benchmark-growth benchmark-study faults fuzz audit clean
 
 # the hard setting on ELPV, from raw images to data/08_reporting/elpv/hard/report.html
 run: $(INSTALLED)
 	$(VENV)/bin/kedro run --pipelines=hard_setting
 
 # style, types, layers of the code (docs/architecture.md), then all tests
-test: $(INSTALLED)
+test: lint
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest --numprocesses=2 --dist=loadfile
+
+# the same without the tests that take longest: about two minutes on two cores
+check: lint
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest --numprocesses=2 --dist=loadfile $(UNIT_TESTS)
+
+lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	OMP_NUM_THREADS=1 $(VENV)/bin/pytest --numprocesses=2 --dist=loadfile
 
 # a page to inspect images with the production model, at http://127.0.0.1:8040; for example
 # make app ARGS="--params=dataset=elpv --images=FOLDER"
