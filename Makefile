@@ -1,13 +1,15 @@
-# `make run` and `make test` are the two commands of the README; both install into .venv first (constraints.txt).
+# `make run` and `make test` are the two commands of the README; both install into .venv first (constraints.txt):
+# `make run` what it needs, the others also the extra of pyproject.toml that they need.
 PYTHON ?= python3
 VENV := .venv
-INSTALLED := $(VENV)/.installed
+BASE := $(VENV)/.installed
+DEV := $(VENV)/.installed-dev
 UNIT_TESTS := tests/detectors/mpfm tests/experiments tests/images tests/sources
 
 .PHONY: run test check lint app viz benchmark benchmark-engines benchmark-peers benchmark-growth benchmark-study faults fuzz audit clean
 
 # the hard setting on ELPV, from raw images to data/08_reporting/elpv/hard/report.html
-run: $(INSTALLED)
+run: $(BASE)
 	$(VENV)/bin/kedro run --pipelines=hard_setting
 
 # style, types, layers of the code (docs/architecture.md), then all tests
@@ -18,7 +20,7 @@ test: lint
 check: lint
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest --numprocesses=2 --dist=loadfile $(UNIT_TESTS)
 
-lint: $(INSTALLED)
+lint: $(DEV)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
@@ -26,11 +28,11 @@ lint: $(INSTALLED)
 
 # a page to inspect images with the production model, at http://127.0.0.1:8040; for example
 # make app ARGS="--params=dataset=elpv --images=FOLDER"
-app: $(INSTALLED)
+app: $(VENV)/.installed-app
 	$(VENV)/bin/kedro app $(ARGS)
 
 # the map of the pipelines as a static site, with previews of the last run; its second page is /workflow
-viz: $(INSTALLED)
+viz: $(VENV)/.installed-viz
 	rm -rf build
 	$(VENV)/bin/kedro viz build --include-previews
 	@test -f build/api/deploy-viz-metadata
@@ -39,13 +41,13 @@ viz: $(INSTALLED)
 	@echo "The map is in $(CURDIR)/build (what no run has made yet has no preview). To look at it: $(VENV)/bin/python -m http.server 4141 --directory build, and open http://localhost:4141"
 
 # speed as ratios (docs/architecture.md)
-benchmark: $(INSTALLED)
+benchmark: $(DEV)
 	$(VENV)/bin/python benchmarks/speed.py
 	$(VENV)/bin/python benchmarks/inspection.py
 
 # which engine should run the feature network: docs/results/engines.md; adds OpenVINO and nncf to the environment.
 # ARGS="--samples 300 --images 64 --no-auc" is a quick try, whose page is only printed
-benchmark-engines: $(INSTALLED)
+benchmark-engines: $(DEV)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[dev,engines]'
 	$(VENV)/bin/python benchmarks/engines.py $(ARGS)
 
@@ -59,34 +61,39 @@ benchmark-peers:
 # seconds, memory and disk of every stage for 1, 4 and 16 copies of ELPV, as docs/results/growth.md; alone on the machine,
 # with 20 GB of disk in the folder for temporary files; a size that the same revision measured before is kept;
 # ARGS="--sizes 1,2 --images 300" is a quick try, whose page is only printed
-benchmark-growth: $(INSTALLED)
+benchmark-growth: $(DEV)
 	$(VENV)/bin/python benchmarks/growth.py $(ARGS)
 
 # a study of real images without Dask and on Dask with a killed worker, compared bit by bit, as docs/results/killed_study.md;
 # make benchmark-study ARGS="--data-root FOLDER" where BrainMRI and HeadCT are elsewhere
-benchmark-study: $(INSTALLED)
+benchmark-study: $(DEV)
 	PYTHONPATH=tests $(VENV)/bin/python benchmarks/killed_study.py $(ARGS)
 
 # every fault in every stage, and every damage of every kind of stored file, as tables (docs/operations.md); as root all
 # of it, otherwise without full disks and lost permissions; ARGS="disk full" does a part
-faults: $(INSTALLED)
+faults: $(DEV)
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m faults "$(ARGS)"
 
 # more than 100,000 odd inputs to everything that reads foreign bytes; their number is printed
-fuzz: $(INSTALLED)
+fuzz: $(DEV)
 	FUZZ_SHARE=1 OMP_NUM_THREADS=1 $(VENV)/bin/pytest --numprocesses=2 --dist=load tests/fuzzing
 
 # known vulnerabilities of the installed packages; needs a way to the vulnerability service of PyPI
-audit: $(INSTALLED)
+audit: $(DEV)
 	$(PYTHON) -m venv $(VENV)-audit
 	$(VENV)-audit/bin/pip install --quiet 'pip-audit>=2.10'
 	$(VENV)/bin/pip freeze --exclude-editable > $(VENV)-audit/installed.txt
 	$(VENV)-audit/bin/pip-audit --strict --disable-pip --no-deps --requirement $(VENV)-audit/installed.txt
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(BASE): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, $(PYTHON) is %s: make PYTHON=python3.11" % sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+# an extra of pyproject.toml
+$(VENV)/.installed-%: $(BASE)
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[$*]'
 	touch $@
 
 # removes the environment, not the data

@@ -88,7 +88,7 @@ def site() -> Path:
     """The static site of a project that was run; which environment and dataset it had is not said again."""
     project = run_in_copy()
     (project / "data/08_reporting/synthetic/hard/summary.txt").write_text(TRICKY)
-    log = call(project, "make", "viz", f"VENV={VENV}", f"--old-file={VENV}/.installed").splitlines()
+    log = call(project, "make", "viz", f"VENV={VENV}", f"--old-file={VENV}/.installed-viz").splitlines()
     assert not [line for line in log if "could not be previewed" in line and "'hard." in line]
     assert not [line for line in log if "WARNING" in line]
     assert (project / "build/api/deploy-viz-metadata").is_file(), log

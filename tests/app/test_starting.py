@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,17 @@ def test_a_missing_model_names_the_command_that_makes_one(tmp_path: Path):
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path):
     result = CliRunner().invoke(main, [f"--model={tmp_path}", f"--images={tmp_path / 'nowhere'}"])
     assert result.exit_code == 1 and "nowhere" in result.output
+
+
+@pytest.mark.parametrize("package", ["fastapi", "uvicorn"])
+def test_a_missing_package_is_one_line_with_the_extra_to_install(package: str, tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "mpfm_kedro.app.server", raising=False)
+    for command, arguments in ((cli, ["app", "--env=test"]), (main, [f"--model={tmp_path}"])):
+        result = CliRunner().invoke(command, arguments)
+        assert result.exit_code == 1
+        [line] = result.output.splitlines()
+        assert line.endswith(f"The app needs the package {package}: pip install 'mpfm_kedro[app]'")
 
 
 def test_it_listens_on_this_machine_alone_and_names_a_port_in_use():

@@ -30,10 +30,13 @@ def OPTIONS(command: Callable[..., Any]) -> Callable[..., Any]:  # noqa: N802, u
 
 def serve(model: Path, images: Path | None, port: int, device: str, project: Project | None = None) -> None:
     """Load the model and answer until Ctrl-C."""
-    import uvicorn
+    try:
+        import uvicorn
 
+        from mpfm_kedro.app.server import Room, create_app
+    except ModuleNotFoundError as error:
+        raise InputError(f"The app needs the package {error.name}: pip install 'mpfm_kedro[app]'") from error
     from mpfm_kedro.app.folder import ImageFolder
-    from mpfm_kedro.app.server import Room, create_app
     from mpfm_kedro.app.session import Session
     from mpfm_kedro.inspection.inspector import Inspector  # with torch, which is slow to import
 
