@@ -4,9 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
-UNIT_TESTS := tests/detectors/mpfm tests/experiments tests/images tests/sources
+UNIT_TESTS := tests/detectors/mpfm tests/evaluation tests/images tests/protocol tests/sources tests/test_golden_numbers.py
 
-.PHONY: run test check lint app viz benchmark benchmark-engines benchmark-peers benchmark-growth benchmark-study faults fuzz audit clean
+.PHONY: run test check lint parameters app viz benchmark benchmark-engines benchmark-peers benchmark-growth benchmark-study faults fuzz audit clean
 
 # the hard setting on ELPV, from raw images to data/08_reporting/elpv/hard/report.html
 run: $(BASE)
@@ -25,6 +25,10 @@ lint: $(DEV)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+
+# docs/parameters.md from conf/base and the types of the parameters
+parameters: $(DEV)
+	$(VENV)/bin/python docs/parameters_page.py
 
 # a page to inspect images with the production model, at http://127.0.0.1:8040; for example
 # make app ARGS="--params=dataset=elpv --images=FOLDER"

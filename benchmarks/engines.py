@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from feature_networks import Engine, Networks, full_batches
-from general_elpv import SEED, SIZE, WEIGHTS, Cell, fit, open_cell, read_parameters, specify, take, training_data
+from general_elpv import SEED, SIZE, WEIGHTS, Cell, fit, open_cell, read_parameters, take, training_data
 from machine import as_table, describe, published, write_page
+from mpfm_kedro.atomic import first_line
 from mpfm_kedro.backbones.extraction import Backbone, extract
 from mpfm_kedro.backbones.weights import obtain_weights
+from mpfm_kedro.detectors.base import Context
 from mpfm_kedro.detectors.baselines.references import Mahalanobis
-from mpfm_kedro.files import first_line
+from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.parameters import Parameters
 from speed import medians
 
@@ -117,8 +119,9 @@ def fitted_auc(pooled: np.ndarray, maps: np.ndarray, cell: Cell, parameters: Par
     """AUC of MPFM and of Mahalanobis."""
     normals, anomalies, tested = (take(pooled, maps, rows) for rows in (cell.normals, cell.anomalies, cell.tested))
     data = training_data(normals, anomalies, len(cell.run["known_anomalies"]))
-    specifications = specify(parameters)(), Mahalanobis.specify(parameters.comparison.steps)
-    return tuple(cell.auc(fit(own, data).score_samples(tested).score) for own in specifications)
+    mpfm = load(fit(parameters, data), torch.device("cpu"))
+    detectors = mpfm, Mahalanobis().fit(data, SEED, Context())
+    return tuple(cell.auc(detector.score_samples(tested).score) for detector in detectors)
 
 
 def measure_effects(

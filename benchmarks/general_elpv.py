@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,14 @@ from mpfm_kedro.backbones.extraction import ViewImages
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.configuration import project_loader
 from mpfm_kedro.detectors.base import Artefact, Context, TrainingData
-from mpfm_kedro.detectors.pieces import Specification
-from mpfm_kedro.experiments.protocol import make_general_runs, records
-from mpfm_kedro.experiments.specifications import Ours
+from mpfm_kedro.detectors.mpfm.specification import calibration_parameters, prototype_parameters, training_parameters
+from mpfm_kedro.detectors.mpfm.stages import fit_calibration, fit_modules, fit_prototypes
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.views import ORIGINAL
-from mpfm_kedro.parameters import Parameters, check_parameters
+from mpfm_kedro.parameter_checks import check_parameters
+from mpfm_kedro.parameters import Parameters
 from mpfm_kedro.pipelines.ingestion.nodes import split_normals
+from mpfm_kedro.protocol.runs import make_general_runs, records
 from mpfm_kedro.sources import elpv
 
 SIZE, KNOWN = 224, 10
@@ -87,16 +87,12 @@ def open_cell(parameters: Parameters, n_images: int = 0) -> Cell:
     listed = elpv.SOURCE.list_samples(folder)
     if n_images:
         listed = listed.iloc[np.linspace(0, len(listed) - 1, min(n_images, len(listed))).astype(int)]
-    samples = split_normals(listed.assign(problem="", content_hash="").reset_index(drop=True))
-    (run,) = records(make_general_runs(samples, KNOWN, 1, SEED))
+    samples = split_normals(listed.assign(problem="", content_hash="").reset_index(drop=True), parameters.ingestion)
+    one = parameters.protocol.model_copy(update={"n_anomalies": [KNOWN], "n_seeds": 1, "first_seed": SEED})
+    (run,) = records(make_general_runs(samples, one))
     known = samples[samples["sample_id"].isin(run["known_anomalies"])]
     views = [samples.assign(view=ORIGINAL), *(known.assign(view=view) for view in parameters.features.anomaly_views)]
     return Cell(run, pd.concat(views, ignore_index=True), ImageLoader("elpv", folder, int(1e8), Path("unused")))
-
-
-def specify(parameters: Parameters) -> Ours:
-    """MPFM as configured."""
-    return Ours(parameters.prototypes, parameters.repairs, parameters.training, parameters.backbone)
 
 
 def take(pooled: np.ndarray, maps: np.ndarray, positions: np.ndarray) -> FeatureRows:
@@ -110,12 +106,17 @@ def training_data(normals: FeatureRows, anomalies: FeatureRows, n_known: int) ->
     return TrainingData(normals, normals.take(np.arange(0)), known)
 
 
-def fit(specification: Specification, data: TrainingData) -> Any:
-    """The fitted detector: piece by piece, as the stages do, without a cache."""
-    pieces: dict[str, Artefact] = {}
-    without = replace(data, anomalies=data.anomalies.take(np.arange(0)))
-    for piece in specification.pieces:
-        own = data if piece.supervised else without
+def fit(parameters: Parameters, data: TrainingData, trained: bool = True, **changes: Any) -> dict[str, Artefact]:
+    """MPFM stage by stage, as the pipeline does, without its memory; ``changes`` are parameters of the stages."""
+    unsupervised = replace(data, anomalies=data.anomalies.take(np.arange(0)))
+    training, repairs = parameters.training, parameters.repairs
+    stages = {"prototypes": (fit_prototypes, unsupervised, prototype_parameters(parameters.prototypes, repairs))}
+    if trained:
+        stages["training"] = (fit_modules, data, training_parameters(training, repairs))
+    last = calibration_parameters(training, repairs, step_0=False) | {"n_backbones": 1}
+    stages["calibration"] = (fit_calibration, data if trained else unsupervised, last)
+    fits: dict[str, Artefact] = {}
+    for name, (function, learned, own) in stages.items():
         with torch.random.fork_rng(devices=[]):
-            pieces[piece.name] = resolve_name(piece.fit)(own, pieces, piece.parameters, SEED, Context())
-    return resolve_name(specification.load)(pieces, torch.device("cpu"))
+            fits[name] = function(learned, fits, own | {"backbone": 0} | changes, SEED, Context())
+    return fits

@@ -30,13 +30,13 @@ from mpfm_kedro.detectors.mpfm.detector import keep_final
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.inspection.export import ExportedModel, open_network, run_network, write_network
 from mpfm_kedro.inspection.inspector import Inspector
-from mpfm_kedro.inspection.model import FORMAT, Calibration, Gallery, Model
+from mpfm_kedro.inspection.model import FORMAT, Gallery, HeldOutScores, Model
 from mpfm_kedro.inspection.prediction_log import PredictionLog
 from mpfm_kedro.inspection.predictions import predict_files
-from mpfm_kedro.inspection.thresholds import promise
+from mpfm_kedro.inspection.thresholds import choose_threshold
 from mpfm_kedro.parameters import FeatureParameters
 from mpfm_kedro.sources import elpv
-from speed import STATISTICS, fit_pieces, medians, processor_seconds, synthetic_data
+from speed import STATISTICS, fit_shortly, medians, processor_seconds, synthetic_data
 
 Clock = Callable[[], float]
 SIZE = 224
@@ -49,11 +49,11 @@ def make_model() -> Model:
     spec |= {"statistics": STATISTICS, "map_shape": data.normals.maps.shape[1:]}
     scores = np.linspace(-3, 3, 1000)
     card = {"format": FORMAT, "pixel_range": "", "files": {}, "backbones": [spec]}
-    card |= {"heat_map": {"low": 0.0, "high": 20.0}, "promise": asdict(promise(scores, 0.01, 0.95))}
+    card |= {"heat_map": {"low": 0.0, "high": 20.0}, "threshold": asdict(choose_threshold(scores, 0.01, 0.95))}
     names = pd.DataFrame({"sample_id": [f"{i}" for i in range(900)], "defect_class": "", "thumbnail": b""})
     gallery = Gallery(names, data.normals.pooled)
-    seen = Calibration(scores, np.arange(1000), np.array([9.0]))
-    return Model(card, keep_final(fit_pieces(data)), [resnet18().state_dict()], seen, gallery)
+    seen = HeldOutScores(scores, np.arange(1000), np.array([9.0]))
+    return Model(card, keep_final(fit_shortly(data)), [resnet18().state_dict()], seen, gallery)
 
 
 class Bare(nn.Module):
@@ -117,7 +117,7 @@ def folder_of_files(model: Model, listed: pd.DataFrame, raw: Path, folder: Path,
 
     def prediction() -> None:
         log = PredictionLog(folder / f"{next(logs)}.jsonl")
-        predict_files(inspector, files, log, inspector.promise, workers=1)
+        predict_files(inspector, files, log, inspector.threshold, workers=1)
 
     seconds = medians(3, clock, extraction=extraction, prediction=prediction)
     print(f"  {len(files) / seconds['prediction']:.0f} images per second are predicted")

@@ -25,11 +25,12 @@ from typing import Any
 
 import pandas as pd
 from distributed import Client, LocalCluster, Worker
+from tqdm import tqdm
 
 from machine import published, write_page
 from mpfm_kedro.configuration import input_path, project_root
-from mpfm_kedro.experiments.trials import PieceTask, ScoreTask
-from mpfm_kedro.progress import in_words
+from mpfm_kedro.protocol.fits import FitTask
+from mpfm_kedro.protocol.scores import ScoreTask
 from mpfm_kedro.provenance import code_revision
 from study_comparison import compared, largest_difference
 
@@ -69,9 +70,9 @@ def study(folder: Path, given: argparse.Namespace, *more: str) -> float:
     file = folder / "study.yml"
     file.write_text(json.dumps(STUDY | {"datasets": given.datasets.split(",")}), encoding="utf-8")
     data_root = input_path(given.data_root, project_root())
-    params = ",".join([f"study={file}", f"data_root={data_root}", f"output_root={folder / 'out'}", *more])
+    params = ",".join([f"data_root={data_root}", f"output_root={folder / 'out'}", *more])
     params += f",image_size={given.image_size}" if given.image_size else ""
-    command = ["kedro", "run", f"--env={given.env}", "--pipelines=study", f"--params={params}"]
+    command = ["kedro", "study", str(file), f"--env={given.env}", f"--params={params}"]
     began = time.monotonic()
     with (folder / "log.txt").open("wb") as log:
         code = subprocess.run(
@@ -106,7 +107,7 @@ def undisturbed(folder: Path, given: argparse.Namespace) -> float:
 def computing(dask_worker: Worker) -> list[tuple[str, str, int]]:
     """Key and description of each fit and each scoring that a worker computes at this moment, and its process."""
     tasks = [(str(one.key), one.run_spec.args[0]) for one in dask_worker.state.executing]
-    return [(key, str(task), os.getpid()) for key, task in tasks if isinstance(task, PieceTask | ScoreTask)]
+    return [(key, str(task), os.getpid()) for key, task in tasks if isinstance(task, FitTask | ScoreTask)]
 
 
 def try_to_kill(client: Client, killing: Killing) -> None:
@@ -187,8 +188,8 @@ def report(
         f"| it computed | {killing.task} |",
         f"| what Dask did with the task | {'; '.join(story)} |",
         f"| processes of the workers | {listed(killing.before)} before the study, {listed(killing.after)} after it |",
-        f"| time without Dask | {in_words(seconds[0])} |",
-        f"| time on Dask, with the kill | {in_words(seconds[1])} |",
+        f"| time without Dask | {tqdm.format_interval(seconds[0])} |",
+        f"| time on Dask, with the kill | {tqdm.format_interval(seconds[1])} |",
         f"| compared bit by bit | {', '.join(f'{count} {kind}' for kind, count in counts.items())} |",
         f"| different | {', '.join(different) or 'none'} |",
         f"| largest difference of {scores:,} scores and their parts | {largest:g} |",

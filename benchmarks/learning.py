@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from mpfm_kedro.experiments.protocol import make_hard_runs, records
-from mpfm_kedro.experiments.specifications import Ours
-from mpfm_kedro.experiments.trials import fit_pieces, plan_trials, read_trials, score_trials
-from project import open_project, parser
+from mpfm_kedro.parameters import ProtocolParameters
+from mpfm_kedro.protocol.runs import make_hard_runs, records
+from mpfm_kedro.protocol.scores import plan_scores
+from project import fit_mpfm, open_project, parser
 
 LEARNED = (0, 1, 5)
 
@@ -22,22 +22,20 @@ LEARNED = (0, 1, 5)
 def main() -> None:
     """Fit, score, print a table in Markdown."""
     given = parser(str(__doc__).splitlines()[0]).parse_args()
-    parameters, compute, loaded = open_project(given, "samples", "features", "model_cache")
-    samples, features, cache = loaded
-    ours = Ours(parameters.prototypes, parameters.repairs, parameters.training, parameters.backbone)
-    runs = plan_runs(samples, given.seeds)
-    trials = read_trials(plan_trials(runs, [ours()]), runs)
-    initial = fit_pieces(trials, features, cache, None, "Prototypes", "cpu", compute)
-    models = initial | fit_pieces(trials, features, cache, initial, "Training", "cpu", compute)
-    scores, _ = score_trials(trials, features, models, cache, "cpu", compute)
+    parameters, compute, (samples, features, images) = open_project(given, "samples", "features", "images")
+    protocol = parameters.protocol.model_copy(
+        update={"known_class": "all", "n_anomalies": [10], "n_seeds": given.seeds}
+    )
+    trials, memory = fit_mpfm(plan_runs(samples, protocol), features, parameters, compute)
+    scores = plan_scores(list(trials), features, samples, images, compute).run(memory)
     print(as_markdown(scores))
 
 
-def plan_runs(samples: pd.DataFrame, n_seeds: int) -> pd.DataFrame:
+def plan_runs(samples: pd.DataFrame, protocol: ProtocolParameters) -> pd.DataFrame:
     """Runs of the hard setting that learn more and more of one other class, all tested on the rest of that class."""
     classes = samples.set_index("sample_id")["defect_class"]
     planned = []
-    for run in records(make_hard_runs(samples, "all", 10, n_seeds)):
+    for run in records(make_hard_runs(samples, protocol)):
         tested = np.array(run["test_anomalies"])
         for missed in sorted(set(classes[tested])):
             own = np.random.default_rng(run["seed"]).permutation(tested[classes[tested] == missed])
@@ -53,7 +51,7 @@ def plan_runs(samples: pd.DataFrame, n_seeds: int) -> pd.DataFrame:
 
 def as_markdown(scores: pd.DataFrame) -> str:
     """AUC by class and number of learned images, mean and standard deviation over seeds."""
-    from mpfm_kedro.experiments.measures import measures
+    from mpfm_kedro.evaluation.measures import measures
 
     rows = [
         {"known": known, "seed": seed, "number": number, **measures(part)}

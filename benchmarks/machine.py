@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from mpfm_kedro.files import replacing
+from mpfm_kedro.atomic import replacing
 from mpfm_kedro.provenance import code_revision
 
 CPU = Path("/proc/cpuinfo")

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from general_elpv import KNOWN, SEED, SIZE, WEIGHTS, Cell, fit, open_cell, read_parameters, specify, take, training_data
+from general_elpv import KNOWN, SEED, SIZE, WEIGHTS, Cell, fit, open_cell, read_parameters, take, training_data
 from machine import as_table, describe, installed_version, published, write_page
 from mpfm_kedro.backbones.extraction import Backbone, extract
 from mpfm_kedro.backbones.weights import obtain_weights
+from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.parameters import Parameters
 from stage_costs import SECONDS_BETWEEN_SAMPLES, watched
 
@@ -42,15 +43,13 @@ class Mpfm:
         self.backbone = Backbone("resnet18", weights, ["auto"], ["auto"])
 
     def fit(self, cell: Cell) -> None:
-        """Features of what it learns from, then all pieces."""
+        """Features of what it learns from, then all stages."""
         learned = np.concatenate([cell.normals, cell.anomalies]) if self.known else cell.normals
         pooled, maps = self._features(cell, learned)
         rows = np.arange(len(learned))
         normals, anomalies = (take(pooled, maps, own) for own in np.split(rows, [len(cell.normals)]))
-        ours = specify(self.parameters)
-        specification = ours() if self.known else ours.untrained()
         data = training_data(normals, anomalies, len(cell.run["known_anomalies"]))
-        self.detector = fit(specification, data)
+        self.detector = load(fit(self.parameters, data, self.known), torch.device("cpu"))
 
     def scores(self, cell: Cell) -> np.ndarray:
         """Of the test set."""

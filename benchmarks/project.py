@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 
+from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.configuration import project_root
-from mpfm_kedro.parameters import ComputeParameters, Parameters, check_parameters
+from mpfm_kedro.parameter_checks import check_parameters
+from mpfm_kedro.parameters import ComputeParameters, Parameters
+from mpfm_kedro.pipelines.mpfm.nodes import calibrate_scores, initialise_prototypes, train_mpfm
+from mpfm_kedro.protocol.memory import Memory
+from mpfm_kedro.protocol.methods import rows_of_mpfm, to_json
+from mpfm_kedro.protocol.trials import Trials
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -32,3 +40,16 @@ def open_project(given: argparse.Namespace, *names: str) -> tuple[Parameters, Co
         parameters = check_parameters(context.config_loader["parameters"])
         loaded = [context.catalog.load(name) for name in names]
     return parameters, parameters.compute.model_copy(update={"processes": given.processes}), loaded
+
+
+def fit_mpfm(
+    runs: pd.DataFrame, features: Features, parameters: Parameters, compute: ComputeParameters
+) -> tuple[Trials, Memory]:
+    """MPFM on all runs, with the memory of the dataset; what is there is not fitted again."""
+    memory = Memory(Path(parameters.output_root) / "06_models" / parameters.name)
+    prototypes, training, repairs = parameters.prototypes, parameters.training, parameters.repairs
+    own = runs.assign(methods=to_json(rows_of_mpfm()[:1]))
+    trials = Trials(initialise_prototypes(own, features, prototypes, repairs, compute).run(memory), memory)
+    for stage in (train_mpfm, calibrate_scores):
+        trials = Trials(stage(trials, features, training, repairs, compute).run(memory), memory)
+    return trials, memory

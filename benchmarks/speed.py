@@ -19,21 +19,19 @@ import yaml
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
-from general_elpv import read_parameters
+from general_elpv import fit, read_parameters
 from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Artefact, Context, TrainingData
 from mpfm_kedro.detectors.mpfm.detector import load
-from mpfm_kedro.detectors.mpfm.specification import specify_mpfm
-from mpfm_kedro.detectors.mpfm.stages import fit_calibration, fit_modules, fit_prototypes
+from mpfm_kedro.detectors.mpfm.specification import prototype_parameters, training_parameters
+from mpfm_kedro.detectors.mpfm.stages import fit_modules, fit_prototypes
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.parameters import FeatureParameters
 from mpfm_kedro.sources import elpv
 
 STATISTICS = ["mean", "max", "std"]
-OURS = specify_mpfm(
-    "MPFM", **{name: getattr(read_parameters(), name) for name in ("prototypes", "repairs", "training")}
-)
+PARAMETERS = read_parameters()
 
 
 def processor_seconds() -> float:
@@ -94,12 +92,9 @@ def synthetic_data(side: int, n: int = 900) -> TrainingData:
     return TrainingData(normals, normals.take(np.arange(0)), anomalies.with_source(np.arange(40) % 10))
 
 
-def fit_pieces(data: TrainingData) -> dict[str, Artefact]:
-    """All pieces of MPFM by default, after few steps of training."""
-    short, pieces = {"epochs": 1, "iterations_per_epoch": 50}, {}
-    for piece, fit in zip(OURS.pieces, (fit_prototypes, fit_modules, fit_calibration), strict=True):
-        pieces[piece.name] = fit(data, pieces, piece.parameters | short, 0, Context())
-    return pieces
+def fit_shortly(data: TrainingData) -> dict[str, Artefact]:
+    """All fits of MPFM by default, after few steps of training."""
+    return fit(PARAMETERS, data, epochs=1, iterations_per_epoch=50)
 
 
 def training_step(size: int) -> float:
@@ -121,14 +116,14 @@ def training_step(size: int) -> float:
         heads.step()
 
     data = synthetic_data(size // 16)
-    prototypes, training, _ = OURS.pieces
-    fitted = {"prototypes": fit_prototypes(data, {}, prototypes.parameters, 0, Context())}
+    first = prototype_parameters(PARAMETERS.prototypes, PARAMETERS.repairs) | {"backbone": 0}
+    fitted = {"prototypes": fit_prototypes(data, {}, first, 0, Context())}
+    second = training_parameters(PARAMETERS.training, PARAMETERS.repairs) | {"backbone": 0, "epochs": 1}
 
-    def fit(steps: int) -> Callable[[], object]:
-        parameters = training.parameters | {"epochs": 1, "iterations_per_epoch": steps}
-        return lambda: fit_modules(data, fitted, parameters, 0, Context())
+    def training(steps: int) -> Callable[[], object]:
+        return lambda: fit_modules(data, fitted, second | {"iterations_per_epoch": steps}, 0, Context())
 
-    seconds = medians(3, published=published, few=fit(10), many=fit(60))
+    seconds = medians(3, published=published, few=training(10), many=training(60))
     step = (seconds["many"] - seconds["few"]) / 50
     print(f"  step at {size} px: {step * 1e3:.0f} ms, published {seconds['published'] * 1e3:.0f} ms")
     return seconds["published"] / step
@@ -139,7 +134,7 @@ def scoring(backbone: Backbone, size: int) -> float:
     folder = elpv.SOURCE.locate(Path("data/01_raw"))
     listed = elpv.SOURCE.list_samples(folder).head(1).assign(view="original", content_hash="")
     dataset = ViewImages(listed, ImageLoader("elpv", folder, int(1e8), Path("unused")).read, size)
-    detector = load(fit_pieces(synthetic_data(size // 16)), torch.device("cpu"))
+    detector = load(fit_shortly(synthetic_data(size // 16)), torch.device("cpu"))
     bare = resnet18().eval().to(memory_format=torch.channels_last)
     ready = dataset[0][1][None].float().contiguous(memory_format=torch.channels_last)
 

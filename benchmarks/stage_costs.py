@@ -18,7 +18,19 @@ import numpy as np
 import psutil
 import yaml
 
-STAGES = ("ingestion", "audit", "features", "runs", "prototypes", "training", "scoring", "evaluation", "reporting")
+# the stages of a setting, with their nodes
+STAGES = {
+    "ingestion": ("list_samples", "check_images", "split_normals"),
+    "audit": ("audit_samples",),
+    "features": ("extract_features",),
+    "runs": ("draw_runs",),
+    "prototypes": ("initialise_prototypes",),
+    "training": ("train_mpfm",),
+    "calibration": ("calibrate_scores",),
+    "scoring": ("score_images",),
+    "evaluation": ("evaluate",),
+    "reporting": ("describe_models", "draw_figures", "write_report"),
+}
 MEASURES = ("seconds", "processor", "memory", "disk")
 START, WHOLE = "start and end", "whole run"
 COMPLETED, LOADING = "Completed node: ", "Loading data from"
@@ -92,8 +104,8 @@ def read_periods(process: subprocess.Popen[str], log: Path) -> Iterator[Period]:
 
 
 def stage_of(node: str) -> str:
-    """The stage of a node such as general.training.fit_models."""
-    return next(part for part in node.split(".") if part in STAGES)
+    """The stage that a node belongs to."""
+    return next(stage for stage, nodes in STAGES.items() if node in nodes)
 
 
 @contextmanager

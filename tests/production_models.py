@@ -17,8 +17,8 @@ from mpfm_kedro.backbones.extraction import to_pixels
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import TrainingData
 from mpfm_kedro.detectors.mpfm.detector import keep_final
-from mpfm_kedro.inspection.model import FORMAT, Calibration, Gallery, Model
-from mpfm_kedro.inspection.thresholds import promise
+from mpfm_kedro.inspection.model import FORMAT, Gallery, HeldOutScores, Model
+from mpfm_kedro.inspection.thresholds import choose_threshold
 from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
 from small_mpfm import fit, specify
 
@@ -59,10 +59,10 @@ def made_model(*backbones: tuple[str, int]) -> Model:
     card = {
         **{"format": FORMAT, "dataset": "made", "category": "", "pixel_range": "", "files": {}, "backbones": specs},
         "heat_map": {"low": -3.0, "high": 6.0},
-        "promise": asdict(promise(normal_scores, 0.05, 0.9)),
+        "threshold": asdict(choose_threshold(normal_scores, 0.05, 0.9)),
     }
     gallery = pd.DataFrame({"sample_id": ["a"], "defect_class": [""], "thumbnail": [b""]})
-    seen = Calibration(normal_scores, np.arange(40), np.array([9.0]))
+    seen = HeldOutScores(normal_scores, np.arange(40), np.array([9.0]))
     z = np.zeros((1, specs[0]["pooled_size"]), dtype=np.float32)
     return Model(card, keep_final(pieces), weights, seen, Gallery(gallery, z))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,13 @@ from safetensors.torch import load, save
 
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Artefact, Context, TrainingData
-from mpfm_kedro.detectors.mpfm.specification import specify_mpfm
-from mpfm_kedro.detectors.pieces import Specification
+from mpfm_kedro.detectors.mpfm import stages
+from mpfm_kedro.detectors.mpfm.specification import (
+    calibration_parameters,
+    prototype_parameters,
+    stage_name,
+    training_parameters,
+)
 from mpfm_kedro.parameters import PrototypeParameters, RepairParameters, TrainingParameters
 
 CPU = torch.device("cpu")
@@ -26,6 +30,11 @@ SMALL = {
     **{"n_prototypes": 4, "n_patch_prototypes": 20, "min_mode_size": 20, "folds": 3, "hidden": 8, "top_share": 0.2},
     **{"epochs": 2, "iterations_per_epoch": 4, "normals_per_batch": 12, "anomalies_per_batch": 6},
     **{"head_top_shares": [0.2, 0.1], "head_members": 1, "learning_rate": 2e-3},
+}
+FUNCTIONS = {
+    "prototypes": stages.fit_prototypes,
+    "training": stages.fit_modules,
+    "calibration": stages.fit_calibration,
 }
 PRINTED = dict.fromkeys(RepairParameters.model_fields, "printed")
 
@@ -39,9 +48,20 @@ def groups(**changes: Any) -> dict[str, Any]:
     }
 
 
-def specify(trained: bool = True, step_0: bool = False, n_backbones: int = 1, **changes: Any) -> Specification:
-    """Small MPFM, with changes by name of a parameter."""
-    return specify_mpfm("MPFM", **groups(**changes), trained=trained, step_0=step_0, n_backbones=n_backbones)
+def specify(
+    trained: bool = True, step_0: bool = False, n_backbones: int = 1, **changes: Any
+) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Stage and parameters of each fit of small MPFM, with changes by name of a parameter."""
+    own = groups(**changes)
+    backbones = [{"backbone": number} for number in range(n_backbones)]
+    first, second = prototype_parameters(own["prototypes"], own["repairs"]), None
+    if trained:
+        second = training_parameters(own["training"], own["repairs"])
+    last = calibration_parameters(own["training"], own["repairs"], step_0) | {"n_backbones": n_backbones}
+    fits = {stage_name("prototypes", n): ("prototypes", first | one) for n, one in enumerate(backbones)}
+    if second is not None:
+        fits |= {stage_name("training", n): ("training", second | one) for n, one in enumerate(backbones)}
+    return fits | {"calibration": ("calibration", last)}
 
 
 def through_bytes(artefact: Artefact) -> Artefact:
@@ -65,22 +85,22 @@ class Memory:
 
 
 def fit(
-    specification: Specification,
+    specification: dict[str, tuple[str, dict[str, Any]]],
     data: TrainingData,
     seed: int = 0,
     checkpoint: Memory | None = None,
     device: torch.device = CPU,
     memory: int = 1 << 30,
 ) -> dict[str, Artefact]:
-    """All pieces, each from what is stored of the earlier ones, and each with the anomalies that it may see."""
+    """All fits, each from what is stored of the ones before, and each with the anomalies that it may see."""
     unsupervised = replace(data, anomalies=data.anomalies.take(np.arange(0)))
-    pieces: dict[str, Artefact] = {}
-    for piece in specification.pieces:
-        context = Context(device, memory, checkpoint if piece.name == "training" else None)
-        own = data if piece.supervised else unsupervised
-        found = resolve_name(piece.fit)(own, dict(pieces), piece.parameters, seed, context)
-        pieces[piece.name] = through_bytes(found)
-    return pieces
+    trained = "training" in specification
+    fits: dict[str, Artefact] = {}
+    for name, (stage, parameters) in specification.items():
+        context = Context(device, memory, checkpoint if name == "training" else None)
+        learned = data if trained and stage != "prototypes" else unsupervised
+        fits[name] = through_bytes(FUNCTIONS[stage](learned, dict(fits), parameters, seed, context))
+    return fits
 
 
 def make_rows(pooled: np.ndarray, spot: float = 0.0, seed: int = 0, source: Any = None) -> FeatureRows:

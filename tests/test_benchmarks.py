@@ -32,9 +32,10 @@ from general_elpv import KNOWN, SEED, open_cell, read_parameters, take, training
 from growth_report import ROWS, UNITS, above_linear, draw, exponent, write_report
 from killed_study import Killing, try_to_kill
 from machine import as_table, cpu_fields, hardware, published, write_page
+from mpfm_kedro.pipelines.studies import create_setting
 from mpfm_kedro.provenance import code_revision
 from peers import describe_coreset, row
-from stage_costs import START, WHOLE, Period, Sample, costs, stage_of, watch
+from stage_costs import STAGES, START, WHOLE, Period, Sample, costs, stage_of, watch
 from study_comparison import compared, largest_difference
 
 SECONDS = {REFERENCE: 0.024, DEFAULT: 0.02, "OpenVINO fp32": 0.016, "OpenVINO int8": 0.005, EXTRACTION: 0.025}
@@ -151,8 +152,8 @@ def test_costs_of_a_run_without_samples_are_its_seconds(tmp_path: Path) -> None:
     assert found[WHOLE] == pytest.approx({"seconds": 0.2, "processor": 0, "memory": 0, "disk": 0})
 
 
-def test_stage_of_a_node_is_the_part_that_names_one() -> None:
-    assert [stage_of(node) for node in ("general.training.fit_models", "audit.compare")] == ["training", "audit"]
+def test_every_node_of_a_setting_belongs_to_a_stage() -> None:
+    assert {stage_of(node.name) for node in create_setting("general").nodes} == {*STAGES}
 
 
 def test_watching_ends_with_a_process_that_ends_between_two_questions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ import torch
 import yaml
 from torchvision.models import get_model
 
+from mpfm_kedro import cli
 from mpfm_kedro.configuration import ProjectConfigLoader, input_path, output_path
 from mpfm_kedro.errors import InputError
 
@@ -102,7 +102,7 @@ def test_own_images_have_the_name_of_their_folder(folder, typed, expected, tmp_p
     assert configuration["parameters"]["name"] == expected
     assert all(
         f"/{expected}/" in configuration["catalog"][name]["filepath"]
-        for name in ("images", "samples", "features", "{study}.models", "{study}.report", "{study}.summary_version")
+        for name in ("images", "samples", "features", "{study}_models", "{study}_report", "{study}_scores")
     )
     assert configuration["catalog"]["images"]["dataset"] == "folder"
 
@@ -192,7 +192,7 @@ def test_commands_in_a_subfolder_use_the_project_s_folders(project: Path):
     kedro(below, *run, f"--params=backbone={name},features.weights_file=own.pth")
     assert list((project / "below").rglob("*")) == [below]
     assert len(list((project / "data/04_feature").glob("*/features.parquet"))) == 1
-    assert len(list((project / "data/04_feature/store").glob("*/keys.txt"))) == 1
+    assert len({file.parent for file in (project / "data/04_feature/store").glob("*/*.keys.txt")}) == 1
     assert name in kedro(below, "store", "list")
     assert name in kedro(project, "store", "list")
     assert f"{project}/data/01_raw/" in kedro(below, "fetch", "data", "synthetic")
@@ -212,41 +212,6 @@ def test_weights_are_fetched_to_where_the_catalog_reads_them(project: Path):
     assert elsewhere["filepath"] == entry["filepath"]
 
 
-@pytest.fixture
-def after_a_run(conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A configuration whose last run had another dataset and environment; the process is kedro-viz."""
-    (tmp_path / "out").mkdir()
-    last = {"pipeline": "general_setting", "env": "paper", "parameters": {"dataset": "folder"}}
-    (tmp_path / "out/last_run.json").write_text(json.dumps(last))
-    (conf / "base/parameters_output.yml").write_text(yaml.safe_dump({"output_root": str(tmp_path / "out")}))
-    monkeypatch.setattr(sys, "argv", ["kedro", "viz", "run"])
-    return conf
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, "data/folder/448.csv"),
-        ({"env": "paper"}, "data/folder/448.csv"),
-        ({"env": "local"}, "data/elpv/1.csv"),
-        ({"runtime_params": {"dataset": "aitex"}}, "data/aitex/1.csv"),
-        ({"runtime_params": {"group": {"size": 7}}}, "data/folder/7.csv"),
-    ],
-)
-def test_kedro_viz_shows_the_last_run_unless_another_is_named(options, expected, after_a_run):
-    assert path(loader(after_a_run, **options)) == expected
-
-
-def test_what_is_run_does_not_depend_on_the_last_run(after_a_run, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["kedro", "run"])
-    assert path(loader(after_a_run)) == "data/elpv/1.csv"
-
-
-def test_a_damaged_note_of_the_last_run_is_ignored(after_a_run, tmp_path):
-    (tmp_path / "out/last_run.json").write_text("{")
-    assert path(loader(after_a_run)) == "data/elpv/1.csv"
-
-
 def test_unknown_environment_is_one_line_with_the_known_ones(conf):
     with pytest.raises(InputError, match="There is no environment 'papr': did you mean 'paper'"):
         loader(conf, env="papr")
@@ -257,3 +222,17 @@ def test_home_is_understood_in_paths(tmp_path, monkeypatch):
     (tmp_path / "parts").mkdir()
     assert input_path("~/parts", PROJECT) == tmp_path / "parts"
     assert output_path("~/out", PROJECT) == tmp_path / "out"
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("known_class=007,n_seeds=3", {"known_class": "007", "n_seeds": 3}),
+        ("name=2024", {"name": "2024"}),
+        ("data_root=1e3/2", {"data_root": "1e3/2"}),
+        ("category='008'", {"category": "008"}),
+        ("images=null,training.epochs=2", {"images": None, "training": {"epochs": 2}}),
+    ],
+)
+def test_numbers_typed_for_text_parameters_stay_text(typed, expected):
+    assert cli.run.make_context("run", [f"--params={typed}"]).params["params"] == expected

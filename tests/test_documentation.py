@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,3 +93,10 @@ def test_results_of_the_readme_are_those_of_the_pages(row: dict[str, str]):
     names = [name for name, auc in others["baselines"].items() if mean(auc) == best]
     value, named = re.fullmatch(r"(\S+) \((.+)\)", row["best of seven rebuilt baselines"]).groups()
     assert value == best and set(named.split(", ")) == set(names)
+
+
+def test_page_of_parameters_is_that_of_the_present_ones():
+    sys.path.insert(0, str(PROJECT / "docs"))
+    import parameters_page
+
+    assert (PROJECT / "docs/parameters.md").read_text() == parameters_page.page(), "make parameters"

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -24,11 +23,13 @@ from PIL import Image
 from mpfm_kedro.backbones.building import build_backbone
 from mpfm_kedro.backbones.extraction import to_pixels
 from mpfm_kedro.backbones.networks import random_network
-from mpfm_kedro.detectors.pieces import Specification
+from mpfm_kedro.detectors.base import Context
+from mpfm_kedro.detectors.mpfm.detector import load
+from mpfm_kedro.detectors.mpfm.specification import SCORING_VERSION, STAGES
 from mpfm_kedro.detectors.registry import baselines
-from mpfm_kedro.experiments import localisation
-from mpfm_kedro.experiments.pixel_measures import PixelCounts
+from mpfm_kedro.evaluation.pixel_measures import PixelCounts
 from mpfm_kedro.images import decoding, views
+from mpfm_kedro.protocol.scores import PIXELS_VERSION
 from small_mpfm import CPU, PRINTED, fit, make_data, make_rows, specify
 
 FILE = Path(__file__).with_name("golden_numbers.json")
@@ -41,23 +42,27 @@ def mpfm(**changes: Any) -> tuple[list[int], np.ndarray]:
     data, normals, anomalies = make_data()
     if not changes.get("trained", True):
         data = replace(data, anomalies=data.anomalies.take(np.arange(0)))
-    return scored(specification, data, normals, anomalies)
+    versions = [*(STAGES[stage] for stage, _ in specification.values()), SCORING_VERSION]
+    return versions, scores_of(load(fit(specification, data), CPU), normals, anomalies)
 
 
 def baseline(detector: Any) -> tuple[list[int], np.ndarray]:
     """Scores of a baseline or reference, fitted by a few steps."""
     data, normals, anomalies = make_data()
     pseudo = make_rows(data.normals.pooled + 0.5, spot=2.0, seed=9)
-    return scored(detector.specify(STEPS), replace(data, pseudo=pseudo), normals, anomalies)
+    if not detector.supervised:
+        data = replace(data, anomalies=data.anomalies.take(np.arange(0)))
+    with torch.random.fork_rng(devices=[]):
+        fitted = detector(STEPS).fit(replace(data, pseudo=pseudo), 0, Context(CPU))
+    return [detector.version], scores_of(fitted, normals, anomalies)
 
 
-def scored(specification: Specification, data: Any, *rows: Any) -> tuple[list[int], np.ndarray]:
-    detector = resolve_name(specification.load)(fit(specification, data), CPU)
+def scores_of(detector: Any, *rows: Any) -> np.ndarray:
     found = [detector.score_samples(own.take(np.arange(5))) for own in rows]
     numbers = [
         np.asarray(value, float).ravel() for one in found for value in (one.score, one.parts) if value is not None
     ]
-    return [*(piece.version for piece in specification.pieces), specification.version], np.concatenate(numbers)
+    return np.concatenate(numbers)
 
 
 def colours() -> Image.Image:
@@ -99,7 +104,7 @@ def localised() -> tuple[list[int], np.ndarray]:
         mask = np.zeros((20, 30), bool)
         mask[4:9, 5 + number : 12] = True
         counts.add((rng.normal(size=mask.shape) + mask).astype(np.float32), mask)
-    return [localisation.VERSION], np.array(list(counts.measures().values()))
+    return [PIXELS_VERSION], np.array(list(counts.measures().values()))
 
 
 CASES: dict[str, Callable[[], tuple[list[int], np.ndarray]]] = {

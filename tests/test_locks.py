@@ -8,15 +8,15 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
+from kedro.io import DataCatalog
 from kedro.pipeline import Pipeline, node
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.hooks import RunLocks, used_results
+from mpfm_kedro.hooks import ProjectHooks, used_results
 from mpfm_kedro.locks import Use, locked, table_parameters
 
 PROJECT = Path(__file__).parents[1]
@@ -176,16 +176,9 @@ def _same(value: object) -> object:
     return value
 
 
-SHARED = Pipeline(
-    [node(_same, "params:image_size", "samples")], namespace="ingestion", prefix_datasets_with_namespace=False
-)
-STUDY = Pipeline([node(_same, "samples", "runs"), node(_same, "runs", "summary")], inputs={"samples"}, namespace="hard")
-LISTING = Pipeline(
-    [node(_same, "params:data_root", "datasets"), node(_same, "datasets", "summary_text")],
-    namespace="datasets",
-    outputs={"datasets"},
-    parameters={"params:data_root"},
-)
+SHARED = Pipeline([node(_same, "params:features", "samples")])
+STUDY = Pipeline([node(_same, "samples", "hard_runs"), node(_same, "hard_runs", "hard_summary")])
+LISTING = Pipeline([node(_same, "params:data_root", "datasets"), node(_same, "datasets", "datasets_summary_text")])
 
 
 @pytest.mark.parametrize(
@@ -194,7 +187,7 @@ LISTING = Pipeline(
         (SHARED, set(), {"samples"}),
         (SHARED + STUDY, {"hard"}, {"samples"}),
         (STUDY, {"hard"}, {"samples"}),  # reads what others must not change meanwhile
-        (STUDY.from_inputs("hard.runs"), {"hard"}, set()),
+        (STUDY.from_inputs("hard_runs"), {"hard"}, set()),
         (LISTING, {"datasets"}, set()),
         (Pipeline([]), set(), set()),
     ],
@@ -203,37 +196,44 @@ def test_what_a_pipeline_uses(pipeline, studies, tables):
     assert used_results(pipeline) == (studies, tables)
 
 
-def hook(project: Path, **changes: Any) -> RunLocks:
-    locks = RunLocks()
-    parameters = {**PARAMETERS, **changes}
-    locks.after_context_created(SimpleNamespace(project_path=project, config_loader={"parameters": parameters}))
-    return locks
+class Hooks(ProjectHooks):
+    """The project's, after the context of a run with some changed parameters was created."""
+
+    def __init__(self, project: Path, **changes: Any) -> None:
+        super().__init__()
+        self._project, self._parameters = project, {**PARAMETERS, **changes}
+
+    def end(self, pipeline: Pipeline | None = None) -> None:
+        self.after_pipeline_run(pipeline or Pipeline([]), DataCatalog())
+
+    def fail(self) -> None:
+        self.on_pipeline_error(ValueError())
 
 
-@pytest.mark.parametrize("release", ["after_pipeline_run", "on_pipeline_error", None])
+@pytest.mark.parametrize("release", ["end", "fail", None])
 def test_runs_of_one_process_follow_each_other(release, tmp_path):
     """None: an interrupted run of a notebook, which no hook hears of."""
-    first, other = hook(tmp_path), hook(tmp_path, n_anomalies=1)
-    first.before_pipeline_run(SHARED + STUDY)
+    first, other = Hooks(tmp_path), Hooks(tmp_path, n_anomalies=1)
+    first.lock(SHARED + STUDY)
     assert (tmp_path / "out/locks").is_dir()  # relative to the project, whatever the current folder
     with pytest.raises(InputError, match="'hard'"):
-        other.before_pipeline_run(STUDY)
+        other.lock(STUDY)
     if release is None:
-        first.before_pipeline_run(Pipeline([]))
+        first.lock(Pipeline([]))
     else:
         getattr(first, release)()
-    other.before_pipeline_run(STUDY)
-    other.after_pipeline_run()
+    other.lock(STUDY)
+    other.end()
 
 
 def test_part_of_a_pipeline_is_refused_for_the_tables_it_reads(tmp_path):
-    first, other = hook(tmp_path), hook(tmp_path, image_size=448)
-    first.before_pipeline_run(SHARED)
+    first, other = Hooks(tmp_path), Hooks(tmp_path, image_size=448)
+    first.lock(SHARED)
     with pytest.raises(InputError, match="image_size=64"):
-        other.before_pipeline_run(STUDY)
-    other.before_pipeline_run(STUDY.from_inputs("hard.runs"))
-    other.after_pipeline_run()
-    first.after_pipeline_run()
+        other.lock(STUDY)
+    other.lock(STUDY.from_inputs("hard_runs"))
+    other.end()
+    first.end()
 
 
 # two real runs

@@ -15,6 +15,7 @@ from kedro.framework.startup import bootstrap_project
 from PIL import Image
 
 from mpfm_kedro.cli import cli
+from mpfm_kedro.cli import run as kedro_run
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.inspector import Inspector
 
@@ -58,7 +59,9 @@ def scores(out: Path, name: str) -> pd.DataFrame:
 def test_deep_images_and_eight_bits_give_the_same_scores_under_names_of_their_own(tmp_path):
     found = {}
     for depth, pixel_range in (("eight", ""), ("twelve", "0..4095")):
-        out = run(tmp_path, make(tmp_path / f"parts {depth}", depth=depth), features={"cutmix_views": 0})
+        folder = make(tmp_path / f"parts {depth}", depth=depth)
+        out = run(tmp_path, folder, features={"cutmix_views": 0})
+        run(tmp_path, folder, "fit", features={"cutmix_views": 0})
         found[depth] = scores(out, f"parts_{depth}")
         samples = pd.read_parquet(out / "02_intermediate" / f"parts_{depth}" / "samples.parquet")
         assert set(samples["pixel_range"]) == {pixel_range}
@@ -71,12 +74,18 @@ def test_deep_images_and_eight_bits_give_the_same_scores_under_names_of_their_ow
         assert {path.name for path in (out / layer).iterdir()} >= names
     listed = CliRunner().invoke(cli, ["versions", "list", "--output-root", str(out)]).output
     assert all(name in listed for name in names)
-    version = next((out / "versions/parts_twelve/general/models").iterdir()).name
+    (version,) = (path.name for path in (out / "versions/parts_twelve/production/model").iterdir())
+    cards = {name: out / "06_models" / name / "production/model/card.json" for name in names}
+    made = {name: card.read_text() for name, card in cards.items()}
+    for card in cards.values():
+        card.write_text("{}")
     used = CliRunner().invoke(
-        cli, ["versions", "use", "parts_twelve", "general", version, "--output-root", str(out), "--env", "test"]
+        cli, ["versions", "use", "parts_twelve", "production", version, "--output-root", str(out), "--env", "test"]
     )
     assert used.exit_code == 0, used.output
-    assert "--params=dataset=folder,name=parts_twelve," in used.output
+    assert f"parts_twelve: restored production model {version}" in used.output
+    assert cards["parts_twelve"].read_text() == made["parts_twelve"]
+    assert cards["parts_eight"].read_text() == "{}"
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning", "error:No artists with labels:UserWarning")
@@ -87,14 +96,18 @@ def test_good_images_alone_give_the_closed_form(tmp_path):
     assert summary["method"].tolist() == ["MPFM, no anomaly known"]
     assert summary["n_anomalies"].tolist() == [0]
     assert summary["auc_mean"].tolist() == [""]
-    assert json.loads((reporting / "metrics.json").read_text()) == {"MPFM, no anomaly known": {"M0": {}}}
-    assert len(pd.read_csv(reporting / "modes.csv")) > 0
+    assert json.loads((reporting / "metrics.json").read_text()) == {}
+    assert len(pd.read_parquet(out / "07_model_output/good_only/general/modes.parquet")) > 0
     page = (reporting / "report.html").read_text()
     assert "AUC and AP are undefined" in page and "normals with the highest scores" in page
     assert page.count("<figcaption><a href=") == 4, "normals are shown"
     assert "ROC" not in page and "score_a</figcaption>" not in page
     assert scores(out, "good_only")["score"].notna().all()
-    assert json.loads((out / "06_models/good_only/general/initial_models/index.json").read_text())
+    models = out / "06_models/good_only"
+    (trial,) = pd.read_parquet(models / "general/models.parquet").to_dict("records")
+    assert trial["training"] == "" and not (models / "training").exists()
+    for stage in ("prototypes", "calibration"):
+        assert (models / stage / f"{trial[stage]}.safetensors").is_file()
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -128,7 +141,8 @@ def test_folders_and_classes_may_be_called_by_numbers(tmp_path):
 def test_a_number_that_is_typed_for_a_name_stays_as_it_was_typed(tmp_path):
     folder = make(tmp_path / "parts")
     typed = f"dataset=folder,data_root={folder},output_root={tmp_path / 'out'},name=007,n_seeds=1"
-    result = CliRunner().invoke(cli, ["run", "--env=test", "--pipelines=ingestion", f"--params={typed}"])
+    bootstrap_project(PROJECT)
+    result = CliRunner().invoke(kedro_run, ["--env=test", "--pipelines=ingestion", f"--params={typed}"])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "out/02_intermediate/007/samples.parquet").is_file()
 
@@ -137,14 +151,23 @@ def test_undefined_precision_and_names_of_digits_survive_their_files(tmp_path):
     bootstrap_project(PROJECT)
     with KedroSession.create(PROJECT, runtime_params={"output_root": str(tmp_path)}) as session:
         catalog = session.load_context().catalog
-    point = {"run": "007-M1-seed0", "known_class": "007", "n_anomalies": 1, "promised": 0.1, "false_alarms": 0.0}
-    catalog.save("hard.operating_points", pd.DataFrame([point | {"precision": np.nan, "recall": 0.5}] * 2))
-    points = catalog.load("hard.operating_points")
+    point = {"run": "007-M1-seed0", "known_class": "007", "n_anomalies": 1, "guaranteed": 0.1, "false_alarms": 0.0}
+    points = pd.DataFrame([point | {"precision": np.nan, "recall": 0.5}] * 2)
+    others = ("history", "modes", "sampled_features", "groups", "mistakes")
+    catalog.save("hard_description", {"operating_points": points} | dict.fromkeys(others, points))
+    points = catalog.load("hard_description")["operating_points"]
     assert points["known_class"].tolist() == ["007", "007"] and points["precision"].isna().all()
-    catalog.save("hard.summary", pd.DataFrame({"dataset": ["2024"], "known_class": "1", "category": "02"}))
-    assert catalog.load("hard.summary").to_dict("records") == [
-        {"dataset": "2024", "known_class": "1", "category": "02"}
-    ]
+    row = {"dataset": "2024", "known_class": "1", "category": "02"}
+    runs = pd.DataFrame([row | {"run": "007", "auc": np.nan}])
+    others = ("summary", "differences", "without_repeats")
+    catalog.save("hard_evaluation", {"run_metrics": runs} | dict.fromkeys(others, pd.DataFrame([row])))
+    catalog.save("comparison_summary", pd.DataFrame([row]))
+    catalog.save("comparison_run_metrics", runs)
+    evaluation = catalog.load("hard_evaluation")
+    for summary in (evaluation["summary"], catalog.load("comparison_summary")):
+        assert summary.to_dict("records") == [row]
+    for measured in (evaluation["run_metrics"], catalog.load("comparison_run_metrics")):
+        pd.testing.assert_frame_equal(measured, runs)
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")

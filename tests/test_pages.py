@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from PIL import Image, ImageDraw
 
-from mpfm_kedro.app.server import Room
+from mpfm_kedro.app.server import AppState
 from mpfm_kedro.inspection.finding import find_images
 from mpfm_kedro.inspection.inspector import Inspector
 from mpfm_kedro.inspection.prediction_log import PredictionLog
 from mpfm_kedro.inspection.predictions import predict_files
 from mpfm_kedro.reports.predictions import write_page
 from production_models import INGESTION, INSPECTION
-from rooms import make_room, serving
+from serving import make_state, serving
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
@@ -75,7 +75,7 @@ def page(inspector: Inspector, images: Path, tmp_path: Path) -> Path:
     """The page of predictions of these images."""
     folder = tmp_path / "predictions"
     log = PredictionLog.of(tmp_path / "log", inspector.card)
-    table = predict_files(inspector, find_images(str(images)), log, inspector.promise, folder / "overlays", workers=0)
+    table = predict_files(inspector, find_images(str(images)), log, inspector.threshold, folder / "overlays", workers=0)
     text = write_page(
         table, inspector.model, tmp_path / "log", folder / "overlays", INSPECTION, INGESTION, folder / "gallery"
     )
@@ -85,15 +85,15 @@ def page(inspector: Inspector, images: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def room(inspector: Inspector, images: Path, fitted_project: Path, tmp_path: Path) -> Room:
+def state(inspector: Inspector, images: Path, fitted_project: Path, tmp_path: Path) -> AppState:
     """The app, with an empty page."""
-    return make_room(inspector, images, fitted_project, tmp_path)
+    return make_state(inspector, images, fitted_project, tmp_path)
 
 
 @pytest.fixture
-def address(room: Room) -> Iterator[str]:
+def address(state: AppState) -> Iterator[str]:
     """The app, really served."""
-    with serving(room) as found:
+    with serving(state) as found:
         yield found
 
 
@@ -157,13 +157,13 @@ def test_images_are_inspected_marked_and_decided_anew(window: Any, address: str,
 def test_the_app_fits_on_a_phone(window: Any, address: str):
     window.set_viewport_size(PHONE)
     window.goto(address)
-    window.locator("#results svg").wait_for()
+    window.locator("#results img").wait_for()
     assert window.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
 def test_a_dropped_file_is_inspected(window: Any, address: str, images: Path):
     window.goto(address)
-    window.locator("#results svg").wait_for()
+    window.locator("#results img").wait_for()
     content = list((images / "spot/001.png").read_bytes())
     transfer = window.evaluate_handle(
         """content => {
@@ -178,9 +178,9 @@ def test_a_dropped_file_is_inspected(window: Any, address: str, images: Path):
     assert "dropped.png" in window.locator("article").inner_text()
 
 
-def test_another_site_cannot_use_the_app(chromium: Any, address: str, room: Room, images: Path):
+def test_another_site_cannot_use_the_app(chromium: Any, address: str, state: AppState, images: Path):
     """A page of another origin sends requests that browsers allow without asking, and shows a picture."""
-    found = room.session.add("a.png", (images / "spot/000.png").read_bytes())
+    found = state.session.add("a.png", (images / "spot/000.png").read_bytes())
     shown = chromium.new_page()
     shown.goto("data:text/html,<p>another site</p>")
     script = "([address, method]) => fetch(address, {method, mode: 'no-cors'}).then(() => 0, () => 0)"
@@ -193,4 +193,4 @@ def test_another_site_cannot_use_the_app(chromium: Any, address: str, room: Room
     })"""
     assert not shown.evaluate(loaded, f"{address}/images/{found.key}/picture")
     shown.close()
-    assert room.session.images() == [found] and not room.to_learn.labels()
+    assert state.session.images() == [found] and not state.to_learn.labels()

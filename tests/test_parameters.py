@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from kedro.config import OmegaConfigLoader
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.parameters import Parameters, check_parameters
+from mpfm_kedro.parameter_checks import check_parameters
+from mpfm_kedro.parameters import Parameters
 
 PROJECT = Path(__file__).parents[1]
 
@@ -55,7 +56,7 @@ def message(values: dict[str, Any]) -> str:
 
 def test_base_is_valid_and_complete():
     parameters = check_parameters(BASE)
-    assert set(BASE) == set(Parameters.model_fields)
+    assert {*BASE, "protocol"} == set(Parameters.model_fields)
     assert parameters.image_size == BASE["image_size"]
     assert parameters.training.epochs == BASE["training"]["epochs"]
 
@@ -96,10 +97,10 @@ def test_name_like_no_other_gets_the_list():
         ("n_anomalies", "ten"),
         ("n_anomalies", True),
         ("n_anomalies", 1.5),
-        ("n_anomalies", 0),
+        ("n_anomalies", -1),
         ("n_anomalies", -1),
         ("n_anomalies", []),
-        ("n_anomalies", [1, 0]),
+        ("n_anomalies", [1, -1]),
         ("n_anomalies", None),
         ("n_seeds", 0),
         ("n_seeds", True),
@@ -130,7 +131,7 @@ def test_name_like_no_other_gets_the_list():
         ("training__head_top_shares", []),
         ("training__head_epochs", 0),
         ("training__head_members", 0),
-        ("training__top_share", 0),
+        ("prototypes__top_share", 0),
         ("training__epochs", 0),
         ("prototypes__folds", 1),
         ("compute__processes", -1),
@@ -180,7 +181,7 @@ def test_backbones_that_are_no_names(value, reason):
     assert "backbone" in text and reason in text
 
 
-@pytest.mark.parametrize("value", ["ten", 0, [1, 0], []])
+@pytest.mark.parametrize("value", ["ten", -1, [1, -1], []])
 def test_a_wrong_number_of_anomalies_is_said_without_the_checker_s_own_names(value):
     text = message(changed(n_anomalies=value))
     assert "constrained" not in text
@@ -237,13 +238,13 @@ def test_a_name_without_its_group_is_found_in_it():
 
 
 def test_a_wrong_number_in_a_list_is_named_as_it_was_typed():
-    with pytest.raises(InputError, match="Parameter 'n_anomalies' = 0"):
-        check_parameters(changed(n_anomalies=0))
+    with pytest.raises(InputError, match="Parameter 'n_anomalies' = -1"):
+        check_parameters(changed(n_anomalies=-1))
 
 
 def test_a_group_that_is_set_as_a_whole_is_said_in_plain_words():
     with pytest.raises(
-        InputError, match=r"'training' = 3: this is a group, set what is in it, for example training\.epochs"
+        InputError, match=r"'training' = 3: is a section; set one of its keys, for example training\.epochs"
     ):
         check_parameters(changed(training=3))
 

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
+
+from mpfm_kedro.atomic import load_table, save_table
+from mpfm_kedro.protocol.memory import read_details
 
 PROJECT = Path(__file__).parents[1]
 KEDRO = Path(sys.executable).with_name("kedro")
@@ -42,9 +46,10 @@ def state(root: Path) -> dict[Path, int]:
 @pytest.mark.parametrize(
     ("arguments", "params", "words"),
     [
-        (["--namespaces=hard.training"], "training.epochs=3", ["training.epochs", "hard.runs,hard.training"]),
-        (["--namespaces=hard.scoring"], "n_seeds=1", ["n_seeds", "hard.runs,hard.scoring"]),
-        (["--load-versions=hard.models:1999-01-01T00.00.00.000Z"], "", ["hard.models", "kedro versions use"]),
+        (["--tags=train_mpfm"], "prototypes.n_prototypes=3", ["prototypes.n_prototypes", "initialise_prototypes"]),
+        (["--tags=score_images"], "n_seeds=1", ["n_seeds", "draw_runs"]),
+        (["--load-versions=samples:1999-01-01T00.00.00.000Z"], "", ["samples", "not versioned"]),
+        (["--load-versions=hard_models:1999-01-01T00.00.00.000Z", "--tags=score_images"], "", ["hard_models", "1999"]),
     ],
 )
 def test_what_would_be_ignored_is_an_error(root: Path, arguments: list[str], params: str, words: list[str]):
@@ -56,10 +61,27 @@ def test_what_would_be_ignored_is_an_error(root: Path, arguments: list[str], par
 
 def test_a_parameter_of_a_node_that_runs_has_an_effect(root: Path):
     before = state(root)
-    done = run(root, "--namespaces=hard.runs,hard.prototypes,hard.training", params="training.epochs=3")
+    done = run(root, "--tags=train_mpfm,calibrate_scores", params="training.epochs=3")
     assert done.returncode == 0, done.stderr
-    changed = {file.name.split("-")[0] for file in set(state(root)) - set(before)}
-    assert {"training", "calibration"} <= changed and "prototypes" not in changed
+    new = [file for file in set(state(root)) - set(before) if file.suffix == ".safetensors"]
+    assert {file.parent.name for file in new} == {"training", "calibration"}
+    details = [read_details(file) for file in new if file.parent.name == "training"]
+    assert {(one["parameters"]["epochs"], max(row["epoch"] for row in one["history"])) for one in details} == {(3, 3)}
+
+
+def test_a_version_takes_precedence_over_the_present_table(root: Path):
+    """The present scores are turned round, so that whoever reads them finds one minus the AUC of the version."""
+    scores = root / "07_model_output/synthetic/hard/scores.parquet"
+    version = min((root / "versions/synthetic/hard/scores.parquet").iterdir())
+    before, kept = scores.read_bytes(), load_table(version / scores.name)
+    save_table(kept.assign(score=-kept["score"]), scores)
+    found = []
+    for more in ([], [f"--load-versions=hard_scores:{version.name}"]):
+        done = run(root, "--tags=evaluate", *more)
+        assert done.returncode == 0, done.stderr
+        found.append(pd.read_csv(root / "08_reporting/synthetic/hard/runs.csv")["auc"])
+    scores.write_bytes(before)
+    assert (found[1] > 0.6).any() and found[0].tolist() == pytest.approx((1 - found[1]).tolist())
 
 
 def test_only_missing_outputs_computes_only_these(root: Path):
@@ -71,4 +93,4 @@ def test_only_missing_outputs_computes_only_these(root: Path):
     scores.unlink()
     assert run(root, "--only-missing-outputs").returncode == 0
     changed = {file for file, when in state(root).items() if before.get(file) != when}
-    assert scores in changed and not any("cache" in file.parts for file in changed)
+    assert scores in changed and not any("06_models" in file.parts for file in changed), changed

@@ -4,40 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
+from mpfm_kedro.atomic import save_table
 from mpfm_kedro.detectors.base import Artefact
-from mpfm_kedro.experiments.cache import ArtefactFile, save_folder
+from mpfm_kedro.protocol.memory import Entry, Memory
 
 
 @pytest.fixture(params=[0o022, 0o027, 0o077])
-def umask(request) -> Iterator[int]:
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
     before = os.umask(request.param)
     yield request.param
     os.umask(before)
 
 
-def mode(file: Path) -> int:
-    return file.stat().st_mode & 0o777
-
-
-def test_model_files_are_readable_for_those_whom_the_umask_allows(tmp_path, umask):
-    piece = ArtefactFile(tmp_path / "cache" / "piece.safetensors")
-    piece.save(Artefact({"weight": torch.zeros(2)}, {}))
-    save_folder(tmp_path / "models", {"piece": piece})
-    save_folder(tmp_path / "version", {"piece": piece}, copy=True)
+def test_fits_and_tables_are_readable_for_those_whom_the_umask_allows(tmp_path, umask):
+    """The library of the fits writes files for their owner alone."""
+    Memory(tmp_path / "memory").save(Entry("training", "key"), Artefact({"weight": torch.zeros(2)}), seconds=1)
+    save_table(pd.DataFrame({"score": [0.5]}), tmp_path / "table.parquet")
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
-    assert len(files) == 5
-    assert {mode(file) for file in files} == {0o666 & ~umask}
+    assert len(files) == 3
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o666 & ~umask}
     assert os.umask(umask) == umask
-
-
-def test_models_of_earlier_versions_become_readable_where_they_are_used(tmp_path):
-    piece = ArtefactFile(tmp_path / "cache" / "piece.safetensors")
-    piece.save(Artefact({"weight": torch.zeros(2)}, {}))
-    piece.path.chmod(0o600)
-    save_folder(tmp_path / "models", {"piece": piece})
-    assert mode(tmp_path / "models" / "piece.safetensors") & 0o044

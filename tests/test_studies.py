@@ -10,8 +10,8 @@ import pytest
 
 from mpfm_kedro.detectors.registry import baselines
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.experiments.specifications import SIMPLE
 from mpfm_kedro.parameters import RepairParameters
+from mpfm_kedro.protocol.methods import SIMPLE
 from test_project import run as run_pipeline
 
 OURS = ["MPFM", "MPFM, step 0", "MPFM, no anomaly known"]
@@ -33,8 +33,11 @@ def comparison(root: Path) -> Path:
     return run("comparison", root)
 
 
-def cached(root: Path) -> dict[str, int]:
-    return {file.name: file.stat().st_mtime_ns for file in (root / "out/cache/models").glob("*.safetensors")}
+def fits(root: Path) -> dict[str, int]:
+    """Every fit, by stage and key, and when it was written."""
+    memory = root / "out/06_models/synthetic"
+    files = [file for file in memory.glob("*/*.safetensors") if file.parent.name != "checkpoints"]
+    return {str(file.relative_to(memory)): file.stat().st_mtime_ns for file in files}
 
 
 def test_every_method_is_in_every_cell_of_the_comparison(comparison: Path):
@@ -69,10 +72,10 @@ def test_references_without_anomalies_score_the_same_whatever_is_known(compariso
 
 
 def test_a_finished_comparison_computes_nothing_again(comparison: Path, root: Path, caplog: pytest.LogCaptureFixture):
-    before, table = cached(root), (comparison / "runs.csv").read_bytes()
+    before, table = fits(root), (comparison / "runs.csv").read_bytes()
     with caplog.at_level(logging.INFO):
         run("comparison", root)
-    assert cached(root) == before
+    assert fits(root) == before
     assert (comparison / "runs.csv").read_bytes() == table
     assert "remain" not in caplog.text
 
@@ -80,13 +83,13 @@ def test_a_finished_comparison_computes_nothing_again(comparison: Path, root: Pa
 def test_an_interrupted_comparison_resumes_with_what_is_missing(
     comparison: Path, root: Path, caplog: pytest.LogCaptureFixture
 ):
-    before, table = cached(root), pd.read_csv(comparison / "runs.csv")
+    before, table = fits(root), pd.read_csv(comparison / "runs.csv")
     lost = sorted(before)[::7]
     for name in lost:
-        (root / "out/cache/models" / name).unlink()
+        (root / "out/06_models/synthetic" / name).unlink()
     with caplog.at_level(logging.INFO):
         run("comparison", root)
-    after = cached(root)
+    after = fits(root)
     assert {name for name in after if after[name] != before[name]} == set(lost)
     assert "remain" in caplog.text
     columns = ["run", "method", "auc", "ap"]
@@ -139,10 +142,10 @@ def test_sensitivity_varies_prototypes_and_information(comparison: Path, root: P
 
 
 def test_a_setting_reuses_the_models_of_the_comparison(comparison: Path, root: Path):
-    before = cached(root)
+    before = fits(root)
     run("hard_setting", root)
-    new = {name.partition("-")[0] for name in cached(root) if name not in before}
-    assert new <= {"scores", "pixels"}  # of other sets of test samples
+    new = {name.partition("/")[0] for name in fits(root) if name not in before}
+    assert new <= {"scores"}  # of other sets of test samples
     summary = pd.read_csv(root / "out/08_reporting/synthetic/hard/summary.csv").set_index(["method", "known_class"])
     study = pd.read_csv(comparison / "summary.csv", keep_default_na=False)
     study = study[(study["setting"] == "hard") & (study["n_anomalies"] == 3)].set_index(["method", "known_class"])

@@ -17,8 +17,6 @@ from typing import Any
 
 import pytest
 
-from mpfm_kedro.pipeline_registry import register_pipelines
-
 PROJECT = Path(__file__).parents[1]
 COPY = TemporaryDirectory(prefix="mpfm_kedro-")  # removed at the end
 STUDIES = ("comparison", "ablation", "sensitivity", "study")
@@ -31,35 +29,31 @@ BARE = """localStorage.setItem('KedroViz', JSON.stringify(
 SHOWN_AS = {
     "images": "ImagePreview",
     "samples": "TablePreview",
-    "feature_store": "TablePreview",
     "features": "TablePreview",
     "contact_sheet": "ImagePreview",
-    "hard.runs": "TablePreview",
-    "hard.trials": "TablePreview",
-    "hard.models": "TablePreview",
-    "hard.history": "PlotlyPreview",
-    "hard.scores": "PlotlyPreview",
-    "hard.summary": "TablePreview",
-    "hard.roc_curves": "ImagePreview",
-    "hard.loss_curves": "ImagePreview",
-    "hard.score_histograms": "ImagePreview",
-    "hard.prototype_usage": "ImagePreview",
-    "hard.summary_text": "HTMLPreview",
-    "hard.report": "HTMLPreview",
-    "hard.metrics": "JSONPreview",
-    "hard.record": "JSONPreview",
+    "hard_runs": "TablePreview",
+    "hard_prototypes": "TablePreview",
+    "hard_trained": "TablePreview",
+    "hard_models": "TablePreview",
+    "hard_description": "PlotlyPreview",
+    "hard_scores": "PlotlyPreview",
+    "hard_evaluation": "TablePreview",
+    "hard_summary_text": "HTMLPreview",
+    "hard_report": "HTMLPreview",
+    "hard_metrics": "JSONPreview",
 }
-NOT_SHOWN = {"backbone_weights", "model_cache", "hard.specifications", "hard.report_folder"}  # nothing to see
-NOT_SHOWN |= {"hard.report_version", "hard.runs_version"}  # as hard.report and hard.runs
-NOT_SHOWN |= {"hard.groups", "hard.mistakes"}  # images, which the report shows
+NOT_SHOWN = {"backbone_weights", "hard_figures"}  # nothing to see, and pictures that the report shows
+METHOD = ["list_samples", "check_images", "split_normals", "extract_features", "draw_runs"]
+METHOD += ["initialise_prototypes", "train_mpfm", "calibrate_scores", "score_images", "evaluate", "write_report"]
 
 
 VENV = Path(sys.executable).parents[1]
 
 
 def call(project: Path, *command: str | Path) -> str:
-    """What a command writes to the error stream, in the folder of a project."""
-    done = subprocess.run(list(map(str, command)), cwd=project, capture_output=True, text=True)
+    """What a command writes to the error stream, in the folder of a project and the test environment."""
+    environment = os.environ | {"KEDRO_ENV": "test"}
+    done = subprocess.run(list(map(str, command)), cwd=project, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -76,7 +70,7 @@ def run_in_copy() -> Path:
     weights.mkdir(parents=True, exist_ok=True)
     (project / "data/01_raw").mkdir(parents=True)
     (project / "data/01_raw/weights").symlink_to(weights)
-    call(project, VENV / "bin/kedro", "run", "--pipelines=hard_setting", "--env=test")
+    call(project, VENV / "bin/kedro", "run", "--pipelines=hard_setting")
     return project
 
 
@@ -85,11 +79,11 @@ TRICKY = "known_class=all, first_seed=0, 2 * 3 * 4\n| M_g | M_r |\n|---|---|\n| 
 
 @pytest.fixture(scope="module")
 def site() -> Path:
-    """The static site of a project that was run; which environment and dataset it had is not said again."""
+    """The static site of a project that was run."""
     project = run_in_copy()
     (project / "data/08_reporting/synthetic/hard/summary.txt").write_text(TRICKY)
     log = call(project, "make", "viz", f"VENV={VENV}", f"--old-file={VENV}/.installed-viz").splitlines()
-    assert not [line for line in log if "could not be previewed" in line and "'hard." in line]
+    assert not [line for line in log if "could not be previewed" in line and "'hard_" in line]
     assert not [line for line in log if "WARNING" in line]
     assert (project / "build/api/deploy-viz-metadata").is_file(), log
     return project / "build"
@@ -103,39 +97,30 @@ def node_id(site: Path, name: str) -> str:
     return next(node["id"] for node in pipeline(site)["nodes"] if node["name"] == name)
 
 
-def test_the_map_shows_the_dataset_and_the_parameters_of_the_last_run(site: Path):
-    shown = json.loads((site / "api/nodes" / node_id(site, "hard.summary")).read_text())
-    assert "/synthetic/hard/summary.csv" in shown["filepath"]
+def test_the_map_shows_the_dataset_and_the_results_of_the_environment(site: Path):
+    shown = json.loads((site / "api/nodes" / node_id(site, "hard_evaluation")).read_text())
+    assert shown["filepath"].endswith("/synthetic/hard")
     assert {row[0] for row in shown["preview"]["data"]} == {"synthetic"}
 
 
-def test_the_first_view_is_the_pipeline_that_ran_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "pyproject.toml").write_text((PROJECT / "pyproject.toml").read_text())
-    for name, content in (("conf/base/parameters.yml", {"output_root": "out"}), ("conf/local/.gitkeep", "")):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_text(json.dumps(content))
-    (tmp_path / "out").mkdir()
-    last = {"pipeline": "general_setting", "env": None, "parameters": {}}
-    (tmp_path / "out/last_run.json").write_text(json.dumps(last))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("KEDRO_ENV", raising=False)
-    for command, first in (("viz", "general_setting"), ("run", "hard_setting")):
-        monkeypatch.setattr(sys, "argv", ["kedro", command])
-        pipelines = register_pipelines()
-        assert pipelines["__default__"] is pipelines[first]
-
-
-def test_settings_fold_into_stages_and_stages_into_nodes(site: Path):
-    tree = pipeline(site)["modular_pipelines"]
-    assert {"ingestion", "audit", "features", "hard"} <= {child["id"] for child in tree["__root__"]["children"]}
-    stages = {child["id"] for child in tree["hard"]["children"] if child["type"] == "modularPipeline"}
-    names = ["runs", "prototypes", "training", "scoring", "evaluation", "reporting"]
-    assert stages == {f"hard.{name}" for name in names}
+def test_the_map_opens_on_the_method(site: Path):
+    """Nodes that a reader of the paper knows, in no box."""
+    shown = pipeline(site)
+    tasks = [node["name"] for node in shown["nodes"] if node["type"] == "task"]
+    assert set(METHOD) <= set(tasks) and len(tasks) <= 14
+    assert not [node for node in shown["nodes"] if node["type"] == "modularPipeline"]
+    inputs = [sum(edge["target"] == node["id"] for edge in shown["edges"]) for node in shown["nodes"]]
+    assert max(inputs) <= 6
 
 
 def test_layers_are_in_order(site: Path):
-    order = ["raw", "intermediate", "feature", "model_input", "models", "model_output", "reporting", "versions"]
+    order = ["raw", "intermediate", "feature", "model_input", "models", "model_output", "reporting"]
     assert [layer for layer in pipeline(site)["layers"] if layer in order] == order
+    assert not [node for node in pipeline(site)["nodes"] if node.get("layer") not in {*order, None}]
+    kept = pipeline(site, "fit")
+    (version,) = (node for node in kept["nodes"] if node.get("layer") == "versions")
+    assert version["name"] == "production_model_version"
+    assert version["id"] not in {edge["source"] for edge in kept["edges"]}, "versions come last"
     for name in STUDIES:
         assert pipeline(site, name)["layers"][-1] == "reporting", f"the layers of {name} go in a circle"
 
@@ -145,7 +130,7 @@ def test_every_dataset_has_a_preview(site: Path):
         shown = json.loads((site / "api/nodes" / node_id(site, name)).read_text())
         assert shown["preview_type"] == kind, name
         assert shown["preview"], name
-        if name == "hard.runs":
+        if name == "hard_runs":
             assert "36 items" in shown["preview"]["data"][0]  # not the names of all training images
     data = [node for node in pipeline(site)["nodes"] if node["type"] == "data"]
     bare = [node for node in data if not json.loads((site / "api/nodes" / node["id"]).read_text())["preview"]]
@@ -162,9 +147,9 @@ def test_status_and_duration_of_every_node_are_known_after_a_run(site: Path):
 
 
 def test_nodes_come_with_parameters_and_docstrings(site: Path):
-    shown = json.loads((site / "api/nodes" / node_id(site, "list_specifications")).read_text())
+    shown = json.loads((site / "api/nodes" / node_id(site, "train_mpfm")).read_text())
     assert shown["parameters"]["training"]["iterations_per_epoch"] == 10
-    assert '"""A setting\'s rows' in shown["code"]
+    assert '"""The joint objective' in shown["code"]
     for node in pipeline(site)["nodes"]:
         if node["type"] == "task":
             assert '"""' in json.loads((site / "api/nodes" / node["id"]).read_text())["code"], node["name"]
@@ -183,11 +168,6 @@ class Browser:
         self.page.goto(f"{self.address}/?" + "&".join(f"{key}={value}" for key, value in query.items()))
         self.page.wait_for_selector(".pipeline-node")
         self.page.wait_for_timeout(1000)  # the chart moves to its place
-
-    def unfold(self, stage: str) -> None:
-        self.page.locator(".pipeline-node", has=self.page.get_by_text(stage, exact=True)).first.click()
-        self.page.locator(".pipeline-node", has_text=f"{stage}.reporting").wait_for()
-        self.page.wait_for_timeout(1000)
 
     def names(self) -> set[str]:
         return set(self.page.locator(".pipeline-node__text").all_text_contents())
@@ -215,28 +195,19 @@ def browser(site: Path) -> Iterator[Browser]:
     server.server_close()
 
 
-def test_stages_fold_out_into_nodes(browser: Browser):
+def test_the_browser_shows_the_method_at_once(browser: Browser):
     browser.open(pid="hard_setting")
-    folded = browser.names()
-    assert {"ingestion", "audit", "features", "hard"} <= folded
-    assert not {"hard.training", "train_models"} & folded
-    browser.unfold("hard")
-    stages = {f"hard.{name}" for name in ("runs", "prototypes", "training", "scoring", "evaluation", "reporting")}
-    assert stages <= browser.names()
-    browser.open(pid="hard_setting", expandAllPipelines="true")
-    assert {"list_samples", "extract_features", "train_detectors", "score_samples", "summarise"} <= browser.names()
-    assert browser.page.locator(".pipeline-node").count() > len(folded) + 20
+    assert {*METHOD, "hard_models", "hard_scores"} <= browser.names()
     assert not browser.errors
 
 
 @pytest.mark.parametrize(
     ("dataset", "drawn"),
     [
-        ("hard.roc_curves", "img.pipeline-metadata__plot-image"),
-        ("hard.summary", ".preview-table__row"),
-        ("hard.scores", ".pipeline-plotly-chart svg.main-svg"),
-        ("hard.summary_text", ".pipeline-metadata__preview-html"),
-        ("hard.report", ".pipeline-metadata__preview-html"),
+        ("hard_evaluation", ".preview-table__row"),
+        ("hard_scores", ".pipeline-plotly-chart svg.main-svg"),
+        ("hard_summary_text", ".pipeline-metadata__preview-html"),
+        ("hard_report", ".pipeline-metadata__preview-html"),
         ("contact_sheet", "img.pipeline-metadata__plot-image"),
     ],
 )
@@ -250,7 +221,7 @@ def test_previews_are_drawn(browser: Browser, site: Path, dataset: str, drawn: s
         assert size[0] / size[1] == pytest.approx(size[2] / size[3], rel=0.03), "the image is squashed"
     if drawn.endswith("html"):
         assert shown.locator("em").count() == 0, "names with underscores are not italic"
-    if dataset == "hard.summary_text":
+    if dataset == "hard_summary_text":
         assert shown.inner_text().split() == TRICKY.split()
     assert not browser.errors
 
@@ -278,7 +249,6 @@ def test_screenshot(browser: Browser):
     browser.page.add_init_script(BARE)
     browser.page.set_viewport_size({"width": 1000, "height": 1200})
     browser.open(pid="hard_setting")
-    browser.unfold("hard")
     browser.page.mouse.move(0, 0)
     browser.page.wait_for_timeout(500)
     picture = browser.page.screenshot(path=os.environ.get("SCREENSHOT"))

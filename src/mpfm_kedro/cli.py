@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
-import os
-import shlex
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
-from kedro.framework.cli.project import run as kedro_run
-from kedro.framework.cli.utils import _split_params
+from kedro.framework.cli.project import run
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 
@@ -21,14 +18,13 @@ from mpfm_kedro.app.starting import OPTIONS, serve
 from mpfm_kedro.backbones.store import FeatureStore
 from mpfm_kedro.configuration import input_path, output_path, project_loader, project_root
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.experiments.protocol import PRODUCTION
-from mpfm_kedro.experiments.versions import check_version, find_version, list_versions
+from mpfm_kedro.inspection.versions import find_version, list_versions
 from mpfm_kedro.locks import Use, locked
-from mpfm_kedro.parameters import text_parameters
+from mpfm_kedro.parameter_checks import text_parameters
 from mpfm_kedro.pipeline_registry import register_pipelines
+from mpfm_kedro.protocol.runs import PRODUCTION
 from mpfm_kedro.sources import SOURCES
 from mpfm_kedro.sources.fetching import fetch as fetch_images
-from mpfm_kedro.sources.repeats import joined_groups
 from mpfm_kedro.study_sessions import run_study
 
 
@@ -44,25 +40,58 @@ def _root(name: str, default: str, absolute: Callable[[Path, Path], Path]) -> Ca
     )
 
 
-STUDY = "study"
-SELECTING = ("tags", "node_names", "to_nodes", "from_nodes", "from_inputs", "to_outputs", "namespaces")  # parts of it
 ROOT = _root("--output-root", "data", output_path)
 RAW = _root("--data-root", "data/01_raw", input_path)
+ENV = click.option("--env", envvar="KEDRO_ENV", default=None, help="Environment, the same as of kedro run.")
 
 
-def _parameters(context: click.Context, option: click.Parameter, text: Any) -> dict[str, Any]:
-    """Parameters as Kedro reads them, but a folder or a class that is called 007 keeps its name."""
-    given: dict[str, Any] = _split_params(context, option, text)
-    typed = dict(item.split("=", 1) for item in text.split(",")) if isinstance(text, str) and text else {}
-    for name, value in typed.items():
-        if name.strip() in text_parameters() and isinstance(given[name.strip()], int | float):
-            given[name.strip()] = value.strip()
-    return given
+class PipelineNames(click.ParamType):
+    """Names of pipelines with commas between them; an unknown one is an error with the nearest names."""
+
+    name = "pipelines"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check the names."""
+        known = register_pipelines()
+        for name in filter(None, map(str.strip, value.split(","))):
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean '{near[0]}'? " if near else ""
+                others = ", ".join(sorted(set(known) - {"__default__"}))
+                raise InputError(f"There is no pipeline '{name}': {hint}There are: {others}")
+        return value
+
+
+class TypedParameters(click.ParamType):
+    """Parameters as they are typed; numbers for text parameters are quoted, since YAML reads 007 as 7."""
+
+    name = "name=value,…"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Quote what is a text."""
+        names = "|".join(sorted(text_parameters()))
+        return re.sub(rf"(^|,)(\s*(?:{names})\s*=)\s*([-+.\d][-+.\deE_]*)\s*(?=,|$)", r"\1\2'\3'", value)
+
+
+TYPES = {"params": TypedParameters(), "pipeline": PipelineNames(), "pipelines": PipelineNames()}
+OPTIONS_OF_RUN = {str(option.name): option for option in run.params}
+for name in TYPES:  # of Kedro's own command
+    OPTIONS_OF_RUN[name].type = TYPES[name]
 
 
 def _parsed(context: click.Context, option: click.Parameter, text: str) -> tuple[str, dict[str, Any]]:
-    """Parameters as they are typed, and as they are read."""
-    return text, _parameters(context, option, text) if text else {}
+    """Parameters as they are typed, and as Kedro reads them."""
+    read = OPTIONS_OF_RUN["params"].callback
+    return text, read(context, option, text) if read else {}
+
+
+PARAMS = click.option(
+    "--params",
+    default="",
+    type=TYPES["params"],
+    callback=_parsed,
+    help="The same as of kedro run, such as dataset=elpv.",
+)
 
 
 @click.group(name="mpfm_kedro")
@@ -70,35 +99,13 @@ def cli() -> None:
     """Commands of this project."""
 
 
-def _run(pipeline: str | None, pipelines: list[str], **options: Any) -> Any:
-    """Run pipelines as Kedro does; ``--pipeline`` means ``--pipelines``, and an unknown name is one clear line."""
-    names = [*pipelines, *([pipeline] if pipeline else [])]
-    known = register_pipelines()
-    for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean '{near[0]}'? " if near else ""
-            others = ", ".join(sorted(set(known) - {"__default__"}))
-            raise InputError(f"There is no pipeline '{name}': {hint}There are: {others}")
-    if STUDY in names and not any(options[name] for name in SELECTING):
-        if names != [STUDY]:
-            raise InputError(f"The pipeline '{STUDY}' runs alone; it begins with the comparisons of its datasets")
-        own = {name: value for name, value in options.items() if name != "params"}
-        env = options["env"] or os.environ.get("KEDRO_ENV")  # as Kedro's session does
-        return run_study(options["params"], env, lambda one, given: _kedro([one], params=given, **own))
-    return _kedro(names, **options)
-
-
-def _kedro(names: list[str], **options: Any) -> Any:
-    assert kedro_run.callback is not None
-    return kedro_run.callback(pipeline=None, pipelines=names, **options)
-
-
-run = copy.copy(kedro_run)
-run.callback = _run
-run.params = [copy.copy(option) for option in run.params]
-next(option for option in run.params if option.name == "params").callback = _parameters
-cli.add_command(run)
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@PARAMS
+@ENV
+def study(file: Path, params: tuple[str, dict[str, Any]], env: str | None) -> None:
+    """Compare methods on every dataset of a study FILE that is there, and report on all of them."""
+    run_study(file, params[1], env)
 
 
 @cli.group()
@@ -124,7 +131,7 @@ def free(name: str, output_root: Path) -> None:
 
 
 def _stores(output_root: Path) -> FeatureStore:
-    return FeatureStore(_configured("feature_store", output_root))
+    return FeatureStore(project_root() / project_loader(output_root=str(output_root))["catalog"]["features"]["store"])
 
 
 def _configured(name: str, output_root: Path | None = None) -> Path:
@@ -135,70 +142,46 @@ def _configured(name: str, output_root: Path | None = None) -> Path:
 
 def _versions(output_root: Path) -> Path:
     """The folder of all versions: above dataset, study and name."""
-    return _configured("{study}.summary_version", output_root).parents[2]
+    return _configured("production_model_version", output_root).parents[2]
 
 
 @cli.group()
 def versions() -> None:
-    """Versions of models and results: list them, or use older models again."""
+    """Versions of production models: list them, or restore one."""
 
 
 @versions.command("list")
 @ROOT
 def list_all(output_root: Path) -> None:
-    """Show every version with its AUC and what it was made from."""
+    """Show every version and what it was made from."""
     overview = list_versions(_versions(output_root))
-    shown = overview.to_string(index=False, float_format="{:.4f}".format)
-    click.echo("no version" if overview.empty else shown)
+    click.echo("no version" if overview.empty else overview.to_string(index=False))
 
 
 @versions.command()
 @click.argument("dataset")
-@click.argument("setting", type=click.Choice(["general", "hard", PRODUCTION]))
+@click.argument("setting", type=click.Choice([PRODUCTION]))
 @click.argument("version")
 @ROOT
-@click.option("--env", default=None, help="Environment, the same as of kedro run.")
+@ENV
 def use(dataset: str, setting: str, version: str, output_root: Path, env: str | None) -> None:
-    """Put the models of VERSION (or of the one that begins so) in the place of the present ones."""
-    version = find_version(_versions(output_root), dataset, setting, version)
+    """Restore the production model VERSION (a unique prefix is enough) and its learned images."""
+    version = find_version(_versions(output_root), dataset, version)
     named = {"dataset": dataset} if dataset in SOURCES else {"dataset": "folder", "name": dataset}
-    parameters = {**named, "output_root": str(output_root)}
-    if setting == PRODUCTION:
-        _use_production(version, parameters, env)
-        return
-    parts = [f"{setting}.{name}" for name in ("record", "runs", "trials", "initial_models", "models")]
-    bootstrap_project(project_root())
-    session = KedroSession.create(project_root(), env=env, runtime_params=parameters)
-    with session, locked(output_root, Use(dataset, [setting])):
-        context = session.load_context()
-        catalog = context._get_catalog(load_versions={f"{part}_version": version for part in parts})
-        record, learned_runs, trials, initial, models = (catalog.load(f"{part}_version") for part in parts)
-        runs, features, samples = (catalog.load(name) for name in (f"{setting}.runs", "features", "samples"))
-        grouped = context.config_loader["parameters"]["ingestion"]["group_split"]
-        items = dict(zip(samples["sample_id"], joined_groups(samples), strict=True)) if grouped else None
-        check_version(record, trials, initial | models, runs, features, learned_runs, items)
-        cache = catalog.load("model_cache")
-        catalog.save(f"{setting}.trials", trials)
-        catalog.save(f"{setting}.initial_models", cache.restore(initial))
-        catalog.save(f"{setting}.models", cache.restore(models))
-    stages = ",".join(f"{setting}.{stage}" for stage in ("scoring", "evaluation", "reporting"))
-    typed = shlex.quote(",".join(f"{name}={value}" for name, value in parameters.items()))
-    environment = f" --env={env}" if env else ""
-    click.echo(f"{dataset}, {setting} setting: the models are those of {version} now. To score with them:")
-    click.echo(f"kedro run{environment} --pipelines={setting}_setting --namespaces={stages} --params={typed}")
+    _use_production(version, {**named, "output_root": str(output_root)}, env)
 
 
 def _use_production(version: str, parameters: dict[str, str], env: str | None) -> None:
-    """Put a version of the production model in the place of the present one, and its collection with it."""
+    """Restore a version of the production model, and its collection."""
     bootstrap_project(project_root())
     session = KedroSession.create(project_root(), env=env, runtime_params=parameters)
     name = parameters.get("name", parameters["dataset"])
     with session, locked(Path(parameters["output_root"]), Use(name, [PRODUCTION])):
-        catalog = session.load_context()._get_catalog(load_versions={"production.model_version": version})
-        model, collection = catalog.load("production.model_version"), catalog.load("collection")
+        catalog = session.load_context()._get_catalog(load_versions={"production_model_version": version})
+        model, collection = catalog.load("production_model_version"), catalog.load("collection")
         catalog.save("production_model", model)
         catalog.save("collection", collection.with_rows(model.card["learned"]))
-    click.echo(f"{name}: the production model is that of {version} now, and so is what it has learned")
+    click.echo(f"{name}: restored production model {version} and its learned images")
 
 
 @cli.group()
@@ -226,8 +209,8 @@ def weights(backbone: str) -> None:
 
 
 @cli.command()
-@click.option("--params", default="", callback=_parsed, help="The same as of kedro run, such as dataset=elpv.")
-@click.option("--env", default=None, help="Environment, the same as of kedro run.")
+@PARAMS
+@ENV
 @OPTIONS
 def app(params: tuple[str, dict[str, Any]], env: str | None, images: Path | None, port: int, device: str) -> None:
     """Inspect images in a browser with the production model, and teach it what it got wrong."""

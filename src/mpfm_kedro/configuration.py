@@ -7,21 +7,18 @@ elsewhere finds the same files.
 from __future__ import annotations
 
 import difflib
-import json
-import os
-import sys
-from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from kedro.config import MissingConfigException, OmegaConfigLoader
+from kedro.config import OmegaConfigLoader
 from kedro.utils import find_kedro_project, is_kedro_project
 from omegaconf import OmegaConf
 
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.parameter_checks import complete
 
 AUTO, OWN = "auto", "folder"
-LAST_RUN = "last_run.json"  # in the output folder: what kedro-viz shows
 ENVIRONMENTS = {"base_env": "base", "default_run_env": "local", "merge_strategy": {"parameters": "soft"}}
 
 
@@ -47,17 +44,6 @@ def project_loader(env: str | None = None, **parameters: Any) -> ProjectConfigLo
     return ProjectConfigLoader(str(project_root() / "conf"), env=env, runtime_params=parameters, **ENVIRONMENTS)
 
 
-def viewing() -> bool:
-    """Whether this process was started as ``kedro viz …``, to look at results and not to make some."""
-    return sys.argv[1:2] == ["viz"]
-
-
-def pipeline_in_view() -> str | None:
-    """In kedro-viz, the pipeline that ran last."""
-    last = project_loader(os.environ.get("KEDRO_ENV")).last_run() if viewing() else None
-    return last["pipeline"] if last else None
-
-
 def result_name(name: Any, dataset: str, data_root: str) -> str:
     """The name of results in paths and tables: the one given, or that of the dataset; of own images, their folder's.
 
@@ -79,32 +65,16 @@ class ProjectConfigLoader(OmegaConfigLoader):
     ``${param:…}`` is a parameter as this run has it: paths such as ``${param:output_root}/${param:name}``
     follow ``--params=dataset=…`` and the environment, while the parameter files stay free of resolvers (other tools
     read them too).
-
-    In kedro-viz, environment and parameters are those of the last run, unless others are given there.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._refuse_unknown_environment()
-        if viewing() and (last := self.last_run()):
-            given = self.runtime_params or {}
-            if "dataset" not in given and self.env in (None, last["env"]):
-                self.env, self.runtime_params = last["env"], last["parameters"] | given
-
-    def _refuse_unknown_environment(self) -> None:
         conf = Path(self.conf_source)
         if self.env and conf.is_dir() and not (conf / self.env).is_dir():
             known = sorted({file.parent.name for file in conf.glob("*/parameters*.yml")} - {self.base_env})
             near = difflib.get_close_matches(self.env, known, n=1)
             hint = f"did you mean '{near[0]}'? " if near else ""
             raise InputError(f"There is no environment '{self.env}': {hint}There are: {', '.join(known)}")
-
-    def last_run(self) -> dict[str, Any] | None:
-        """Pipeline, environment and parameters of the last run with the same ``output_root``, if there was one."""
-        try:
-            return json.loads(Path(self["parameters"]["output_root"], LAST_RUN).read_text(encoding="utf-8"))
-        except (OSError, ValueError, KeyError, MissingConfigException):
-            return None
 
     @property
     def project(self) -> Path:
@@ -114,11 +84,13 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     def __getitem__(self, key: str) -> Any:
         if key == "parameters":
-            return self._completed(super().__getitem__(key))
+            return complete(self._completed(super().__getitem__(key)))
         if key == "catalog":
             parameters = self["parameters"]
             # resolvers are global to the process: the loader that reads must be the one that answers
-            OmegaConf.register_new_resolver("param", lambda name: _value(parameters, name), replace=True)
+            OmegaConf.register_new_resolver(
+                "param", lambda name: reduce(lambda group, part: group[part], name.split("."), parameters), replace=True
+            )
         return super().__getitem__(key)
 
     def _completed(self, parameters: dict[str, Any]) -> dict[str, Any]:
@@ -133,11 +105,3 @@ class ProjectConfigLoader(OmegaConfigLoader):
             of_study = Path(study).stem if study and named == AUTO else named
             parameters["name"] = result_name(of_study, str(parameters["dataset"]), str(parameters["data_root"]))
         return parameters
-
-
-def _value(parameters: Mapping[str, Any], name: str) -> Any:
-    """The parameter of a dotted name."""
-    value: Any = parameters
-    for part in name.split("."):
-        value = value[part]
-    return value

@@ -1,4 +1,4 @@
-"""The one exception a user meets."""
+"""Raised for invalid user input: one clear line."""
 
 from __future__ import annotations
 

@@ -1,22 +1,23 @@
 """Runs in one output folder that would mix their files: the second is refused.
 
-Every run holds a lock on a file of its own in ``<output_root>/locks``, which says what the run uses. The operating
-system releases the lock when the process ends, however it ends; a file without a lock is a remnant and is deleted.
+Every run holds a lock of its own in ``<output_root>/locks``, and a file beside it says what the run uses. The operating
+system releases the lock when the process ends, however it ends; what is not locked is a remnant and is deleted.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
+
+from filelock import FileLock, Timeout
 
 from mpfm_kedro.errors import InputError
 
@@ -46,51 +47,54 @@ def table_parameters(parameters: Mapping[str, Any], project: Path) -> dict[str, 
     """The parameters that decide the shared tables of a dataset, by their dotted names."""
     decisive = {name: parameters[name] for name in DECISIVE}
     decisive["data_root"] = str((project / parameters["data_root"]).resolve())
-    return {name: value for name, value in _flat(decisive) if name not in NOT_DECISIVE}
+    return {name: value for name, value in dotted(decisive).items() if name not in NOT_DECISIVE}
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested parameters by their dotted names."""
+    flat: dict[str, Any] = {}
     for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+        flat |= dotted(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
 
 
 @contextmanager
 def locked(output_root: Path, use: Use) -> Iterator[None]:
     """Hold what ``use`` names in ``output_root``; an InputError says which other run already does."""
     folder = output_root / "locks"
-    own = folder / f"{uuid4().hex}.json"
+    note = folder / f"{uuid4().hex}.json"
+    own = FileLock(note.with_suffix(".lock"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "mutex").open("w") as mutex:
-            fcntl.flock(mutex, fcntl.LOCK_EX)  # one run at a time looks around and enters
+        with FileLock(folder / "mutex"):  # one run at a time looks around and enters
             for other in _running(folder):
                 _refuse_conflict(use, other, output_root)
-            file = own.open("w")
-            fcntl.flock(file, fcntl.LOCK_EX)
-            json.dump(asdict(use), file)
-            file.flush()
+            own.acquire()
+            note.write_text(json.dumps(asdict(use)))
     except OSError as error:
         raise InputError(f"Cannot lock {folder}: {error.strerror or error}; choose another output_root") from error
     try:
         yield
     finally:
-        with suppress(OSError):  # the folder may have been deleted
-            own.unlink()
-        file.close()
+        own.release()
+        _delete(note)
 
 
 def _running(folder: Path) -> Iterator[Use]:
-    for path in folder.glob("*.json"):
-        with suppress(FileNotFoundError), path.open() as file:  # its run may just have ended
+    for note in folder.glob("*.json"):
+        try:
+            with FileLock(note.with_suffix(".lock"), timeout=0):
+                _delete(note)
+        except Timeout:
             try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield Use(**json.load(file))
-            else:
-                path.unlink()
+                yield Use(**json.loads(note.read_text()))
+            except FileNotFoundError:  # its run has just ended
+                continue
+
+
+def _delete(note: Path) -> None:
+    for file in (note, note.with_suffix(".lock")):
+        file.unlink(missing_ok=True)
 
 
 def _refuse_conflict(use: Use, other: Use, output_root: Path) -> None:

@@ -6,14 +6,10 @@ before anything runs, so that a typing error costs seconds and not hours.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-
-from mpfm_kedro.errors import InputError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -23,6 +19,19 @@ View = Literal["hflip", "vflip", "rot90", "rot180", "rot270", "transpose", "tran
 Statistic = Literal["mean", "max", "std"]
 Score = Literal["g", "a", "r", "n"]
 Setting = Literal["general", "hard"]
+Device = Literal["auto", "cpu", "cuda"]
+AUTO: Literal["auto"] = "auto"
+# where nodes find the parameters that users type without a group: the group, and its source
+COPIES = {
+    "protocol.known_class": "known_class",
+    "protocol.n_anomalies": "n_anomalies",
+    "protocol.n_seeds": "n_seeds",
+    "protocol.first_seed": "first_seed",
+    "protocol.group_split": "ingestion.group_split",
+    "features.image_size": "image_size",
+    "compute.device": "device",
+    "inspection.device": "device",
+}
 
 
 def _in_list(value: Any) -> Any:
@@ -57,6 +66,7 @@ def _distinct(names: list[str]) -> list[str]:
 
 
 Numbers = Annotated[list[Count], Field(min_length=1), BeforeValidator(_in_list)]
+KnownNumbers = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1), BeforeValidator(_in_list)]
 Methods = Annotated[list[str], Field(min_length=1), BeforeValidator(_in_list)]
 
 
@@ -64,6 +74,16 @@ class Group(BaseModel):
     """A group of parameters: unknown names and wrong types are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ProtocolParameters(Group):
+    """Which runs there are; ``complete`` makes this group of the parameters that users set most."""
+
+    known_class: str
+    n_anomalies: KnownNumbers
+    n_seeds: Count
+    first_seed: Annotated[int, Field(ge=0)]
+    group_split: bool
 
 
 class IngestionParameters(Group):
@@ -90,6 +110,7 @@ class FeatureParameters(Group):
     workers: Annotated[int, Field(ge=0)]
     precision: Literal["fp32", "bf16"]
     compile: bool
+    image_size: Annotated[int | str, AfterValidator(_auto_or_pixels)] = AUTO
 
 
 class PrototypeParameters(Group):
@@ -100,6 +121,7 @@ class PrototypeParameters(Group):
     max_modes: Count
     min_mode_size: Count
     folds: Annotated[int, Field(ge=2)]
+    top_share: Annotated[float, Field(gt=0, le=1)]
 
 
 class RepairParameters(Group):
@@ -148,14 +170,13 @@ class TrainingParameters(Group):
     head_top_shares: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)]
     transport_steps: Count
     hidden: Count
-    top_share: Annotated[float, Field(gt=0, le=1)]
     scores: Annotated[list[Score], Field(min_length=1)]
 
 
 class SettingParameters(Group):
     """What one setting of the comparison covers, where it is not what the whole comparison does."""
 
-    n_anomalies: Numbers | None = None
+    n_anomalies: KnownNumbers | None = None
     n_seeds: Count | None = None
     methods: Methods | None = None
 
@@ -163,7 +184,7 @@ class SettingParameters(Group):
 class ComparisonParameters(Group):
     """What the comparison covers."""
 
-    n_anomalies: Numbers
+    n_anomalies: KnownNumbers
     steps: Annotated[int, Field(ge=0)]
     methods: Methods
     settings: Annotated[list[Setting], Field(min_length=1), BeforeValidator(_in_list)] = ["general", "hard"]
@@ -201,6 +222,7 @@ class InspectionParameters(Group):
     confidence: Annotated[float, Field(ge=0.5, lt=1)]
     overlays: Literal["flagged", "all", "none"]
     workers: Annotated[int, Field(ge=0)]
+    device: Device = AUTO
 
 
 class ComputeParameters(Group):
@@ -211,6 +233,7 @@ class ComputeParameters(Group):
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     dask_scheduler: str | None
     dask_resources: dict[str, Positive] = Field(default_factory=dict)
+    device: Device = AUTO
 
 
 class Parameters(Group):
@@ -222,12 +245,13 @@ class Parameters(Group):
     data_root: str
     output_root: str
     known_class: str
-    n_anomalies: Numbers
+    n_anomalies: KnownNumbers
     n_seeds: Count
     first_seed: Annotated[int, Field(ge=0)]
     image_size: Annotated[int | str, AfterValidator(_auto_or_pixels)]
     backbone: Annotated[list[str], Field(min_length=1), BeforeValidator(_in_list), AfterValidator(_distinct)]
-    device: Literal["auto", "cpu", "cuda"]
+    device: Device
+    protocol: ProtocolParameters
     ingestion: IngestionParameters
     features: FeatureParameters
     prototypes: PrototypeParameters
@@ -241,61 +265,3 @@ class Parameters(Group):
     label: Literal["anomaly", "normal"] | None
     study: str | None = None
     compute: ComputeParameters
-
-
-def text_parameters() -> set[str]:
-    """The names of parameters outside of groups that are texts: what is typed for them is no number."""
-    texts = (str, str | None)
-    return {name for name, field in Parameters.model_fields.items() if field.annotation in texts}
-
-
-def check_parameters(values: Mapping[str, Any]) -> Parameters:
-    """Validate all parameters at once; an error names each wrong one and the nearest valid name."""
-    try:
-        return Parameters.model_validate(dict(values))
-    except ValidationError as error:
-        raise InputError("\n".join(_explain(problem) for problem in error.errors())) from None
-
-
-def _explain(problem: Any) -> str:
-    location = [part for part in problem["loc"] if isinstance(part, str)]  # without the place in a list
-    name = ".".join(location)
-    if problem["type"] == "extra_forbidden":
-        *groups, last = location
-        beside = {".".join([*groups, field]): field for field in _group_at(groups).model_fields}
-        anywhere = {dotted: dotted.rpartition(".")[2] for dotted in _dotted_names()}
-        same = next((dotted for dotted, own in anywhere.items() if own == last), None)
-        near = same or _nearest(last, beside) or _nearest(last, anywhere)
-        hint = f"did you mean '{near}'?" if near else f"known names: {', '.join(sorted(beside.values()))}"
-        return f"Unknown parameter '{name}': {hint}"
-    if problem["type"] == "missing":
-        return f"Parameter '{name}' is missing from the configuration"
-    if problem["type"] == "model_type":
-        first = next(_dotted_names(_group_at(location), f"{name}."))
-        return f"Parameter '{name}' = {problem['input']!r}: this is a group, set what is in it, for example {first}"
-    return f"Parameter '{name}' = {problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}"
-
-
-def _dotted_names(group: type[Group] | None = None, prefix: str = "") -> Iterator[str]:
-    """The names of all parameters, those of groups with a dot."""
-    for name, field in (group or Parameters).model_fields.items():
-        annotation = field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, Group):
-            yield from _dotted_names(annotation, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
-
-
-def _nearest(name: str, known: Mapping[str, str]) -> str | None:
-    """The dotted name whose last part is most like ``name``, if any is."""
-    near = difflib.get_close_matches(name, known.values(), n=1)
-    return next((dotted for dotted, last in known.items() if near and last == near[0]), None)
-
-
-def _group_at(location: list[str]) -> type[Group]:
-    group: type[Group] = Parameters
-    for part in location:
-        annotation = group.model_fields[part].annotation
-        assert isinstance(annotation, type)
-        group = annotation
-    return group

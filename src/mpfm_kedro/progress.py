@@ -1,10 +1,10 @@
-"""Progress of long loops: a bar with the remaining time on a terminal, log lines otherwise."""
+"""Progress of long loops: a bar on a terminal, log lines otherwise; both with the remaining time."""
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,65 +13,48 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 logger = logging.getLogger(__name__)
 SECONDS_BETWEEN_LINES = 20.0
-BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit} [{elapsed}, {rate_fmt}{postfix}]"
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit} [{elapsed}, {rate_fmt}, {remaining} remaining]"
+LINE = "{desc}: {n_fmt} of {total_fmt}{unit}, {rate_fmt}, {remaining} remaining"
 
 
-class Progress:
-    """Counts what is done of ``total`` and reports it; ``advance`` is called after each unit of work."""
+class Progress(tqdm):
+    """A tqdm bar that logs lines where there is no terminal; work of an earlier run does not count for the rate."""
+
+    monitor_interval = 0  # no thread of its own
 
     def __init__(self, label: str, total: int, unit: str, done: int = 0) -> None:
-        self.label, self.total, self.unit, self.done = label, total, unit, done
-        self._first = done
-        self._start = self._reported = time.monotonic()
-        self._bar = None
-        if sys.stderr.isatty():
-            self._bar = tqdm(total=total, initial=done, desc=label, unit=f" {unit}", dynamic_ncols=True, bar_format=BAR)
+        self.on_terminal, self.ends = sys.stderr.isatty(), (done, total)
+        super().__init__(
+            desc=label,
+            total=total,
+            initial=done,
+            unit=f" {unit}",
+            bar_format=BAR if self.on_terminal else LINE,
+            mininterval=0.1 if self.on_terminal else SECONDS_BETWEEN_LINES,
+            miniters=1,
+            smoothing=0,
+            dynamic_ncols=self.on_terminal,
+            file=None if self.on_terminal else io.StringIO(),  # tqdm would write control characters
+        )
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """Draw the bar, or log a line."""
+        if self.on_terminal:
+            super().display(msg, pos)
+        elif self.ends[0] < self.n < self.ends[1]:  # on the way
+            logger.info(str(self))
 
     def advance(self, n: int = 1) -> None:
         """Count ``n`` more."""
-        self.reach(self.done + n)
+        self.update(n)
 
     def reach(self, done: int) -> None:
         """Count up to ``done``; never backwards."""
-        more = max(0, done - self.done)
-        self.done += more
-        if self._bar is not None:
-            self._bar.set_postfix_str(self._remaining(), refresh=False)
-            self._bar.update(more)
-        elif time.monotonic() - self._reported > SECONDS_BETWEEN_LINES and self.done < self.total:
-            self._reported = time.monotonic()
-            logger.info("%s", self.line())
-
-    def line(self) -> str:
-        """What is done, the rate since this start, and the remaining time."""
-        rate = (self.done - self._first) / max(time.monotonic() - self._start, 1e-9)
-        return f"{self.label}: {self.done} of {self.total} {self.unit}, {rate:.3g} {self.unit}/s, {self._remaining()}"
-
-    def _remaining(self) -> str:
-        if self.done == self._first:
-            return "remaining time unknown"
-        seconds = (self.total - self.done) * (time.monotonic() - self._start) / (self.done - self._first)
-        return f"about {in_words(seconds)} remaining"
-
-    def close(self) -> None:
-        """Finish the bar."""
-        if self._bar is not None:
-            self._bar.close()
-
-
-def in_words(seconds: float) -> str:
-    """A duration as people say it: 40 s, 12 min, 3.5 h."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+        self.update(max(0, done - int(self.n)))
 
 
 @contextmanager
 def progress(label: str, total: int, unit: str, done: int = 0) -> Iterator[Progress]:
     """Show the progress of a loop over ``total`` units, ``done`` of which were finished by an earlier run."""
-    counter = Progress(label, total, unit, done)
-    try:
-        with logging_redirect_tqdm():
-            yield counter
-    finally:
-        counter.close()
+    with logging_redirect_tqdm(), Progress(label, total, unit, done) as bar:
+        yield bar

@@ -1,26 +1,8 @@
 """Project settings, read by Kedro."""
 
 from mpfm_kedro.configuration import ENVIRONMENTS, ProjectConfigLoader
-from mpfm_kedro.hooks import (
-    CheckFiles,
-    CheckParameters,
-    CheckPartialRun,
-    ClearErrors,
-    ProjectLogging,
-    RememberRun,
-    RunLocks,
-    ShowSummary,
-)
+from mpfm_kedro.hooks import ProjectHooks
 
-HOOKS = (
-    ProjectLogging(),
-    CheckParameters(),
-    CheckPartialRun(),
-    CheckFiles(),
-    ClearErrors(),
-    RunLocks(),
-    RememberRun(),
-    ShowSummary(),
-)
+HOOKS = (ProjectHooks(),)
 CONFIG_LOADER_CLASS = ProjectConfigLoader
 CONFIG_LOADER_ARGS = ENVIRONMENTS

@@ -7,29 +7,28 @@ What was computed before, alone or by another study, is found by its key; an int
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from kedro.framework.session import KedroSession
 from omegaconf import OmegaConf
 
-from mpfm_kedro.configuration import project_loader
+from mpfm_kedro.atomic import replacing
+from mpfm_kedro.configuration import project_loader, project_root
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.experiments.specifications import compared_specifications
-from mpfm_kedro.experiments.study_file import DECIDED, read_study
-from mpfm_kedro.files import replacing
 from mpfm_kedro.locks import Use, locked
-from mpfm_kedro.parameters import check_parameters
+from mpfm_kedro.parameter_checks import check_parameters
 from mpfm_kedro.pipelines.datasets.nodes import describe
+from mpfm_kedro.protocol.methods import compared_methods
+from mpfm_kedro.protocol.study_file import DECIDED, read_study
 from mpfm_kedro.reports.study import DONE
 from mpfm_kedro.sources import get_source, synthetic
 
 logger = logging.getLogger(__name__)
 MISSING, PLANNED, FAILED = "missing", "planned", "failed"
 COLUMNS = ["name", "dataset", "category", "status", "images", "problem"]
-Run = Callable[[str, dict[str, Any]], object]
 
 
 @dataclass
@@ -53,19 +52,20 @@ class Comparison:
         return f"{self.name}: {self.status}{counted}" + (f". {self.problem}" if self.problem else "")
 
 
-def run_study(given: dict[str, Any], env: str | None, run: Run) -> None:
+def run_study(file: Path, given: dict[str, Any], env: str | None) -> None:
     """Run the comparison of every dataset of a study that is there, and report on all of them.
 
     Args:
-        given: parameters as they were typed; ``study`` is the file.
+        file: the study.
+        given: further parameters, as they were typed.
         env: the environment.
-        run: runs a pipeline with parameters, in a session of its own.
 
     Raises:
-        InputError: The file is wrong, or a comparison failed; then the others and the report are done all the same.
+        InputError: The file is wrong, or a comparison failed; then the others and the report are still made.
     """
     if taken := [name for name in DECIDED if name in given]:
         raise InputError(f"Parameter '{taken[0]}' is decided by the study file: change it there")
+    given = given | {"study": str(file)}
     loader = project_loader(env, **given)
     parameters = check_parameters(loader["parameters"])
     comparisons = plan_comparisons(given, env, parameters.study)
@@ -75,14 +75,21 @@ def run_study(given: dict[str, Any], env: str | None, run: Run) -> None:
         logger.info("\n%s", "\n  ".join([f"Study {parameters.name}:", *map(str, comparisons)]))
         for one in comparisons:
             if one.status == PLANNED:
-                _compare(one, run)
+                _compare(one, env)
                 _write_plan(plan, comparisons)
         if any(one.status == DONE for one in comparisons):
-            run("study", given)
+            _run("study", given, env)
     if failed := [f"{one.name}: {one.problem}" for one in comparisons if one.status == FAILED]:
         raise InputError("\n".join([f"{len(failed)} of {len(comparisons)} comparisons failed:", *failed]))
     if all(one.status == MISSING for one in comparisons):
         raise InputError("No dataset of the study is there; kedro run --pipelines=datasets says where to get them")
+
+
+def _run(pipeline: str, parameters: dict[str, Any], env: str | None) -> None:
+    """Run a pipeline in a session of its own."""
+    session = KedroSession.create(project_root(), env=env, runtime_params=parameters)
+    with session:
+        session.run(pipeline_names=[pipeline])
 
 
 def plan_comparisons(given: dict[str, Any], env: str | None, file: str | None) -> list[Comparison]:
@@ -95,7 +102,7 @@ def plan_comparisons(given: dict[str, Any], env: str | None, file: str | None) -
         loader = project_loader(env, **merged)
         try:
             own = check_parameters(loader["parameters"])
-            compared_specifications(own.prototypes, own.repairs, own.training, own.comparison, own.backbone)
+            compared_methods(own.comparison)
         except InputError as error:
             raise InputError(f"{file}: datasets[{entry.dataset}]: {error}") from error
         if own.name in {one.name for one in found}:
@@ -121,11 +128,11 @@ def _look_for(dataset: str, category: str, data_root: Path) -> tuple[str, int | 
     return PLANNED, int((listed == category).sum()), ""
 
 
-def _compare(one: Comparison, run: Run) -> None:
+def _compare(one: Comparison, env: str | None) -> None:
     """Run a comparison; an error is remembered, not raised: the other datasets do not depend on it."""
     logger.info("Study: comparison of %s", one.name)
     try:
-        run("comparison", one.parameters)
+        _run("comparison", one.parameters, env)
         one.status = DONE
     except Exception as error:
         if not isinstance(error, InputError):  # not the user's mistake

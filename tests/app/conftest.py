@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from mpfm_kedro.app.server import Room, create_app
+from mpfm_kedro.app.server import AppState, create_app
 from mpfm_kedro.inspection.inspector import Inspector
-from rooms import make_room, serving
+from serving import make_state, serving
 
 HERE = "http://127.0.0.1:8040"
 
@@ -29,9 +29,9 @@ def raw(fitted_project: Path) -> Path:
 
 
 @pytest.fixture
-def room(inspector: Inspector, raw: Path, fitted_project: Path, tmp_path: Path) -> Room:
+def state(inspector: Inspector, raw: Path, fitted_project: Path, tmp_path: Path) -> AppState:
     """With an empty page, whose folder is that of the raw images."""
-    return make_room(inspector, raw, fitted_project, tmp_path)
+    return make_state(inspector, raw, fitted_project, tmp_path)
 
 
 @dataclass
@@ -55,15 +55,15 @@ class Visitor:
 
 
 @pytest.fixture
-def visitor(room: Room) -> Iterator[Visitor]:
-    with TestClient(create_app(room), base_url=HERE) as client:
+def visitor(state: AppState) -> Iterator[Visitor]:
+    with TestClient(create_app(state), base_url=HERE) as client:
         token = re.search("name='token' content='([^']+)'", client.get("/").text)
         assert token
         yield Visitor(client, {"Origin": HERE, "X-Token": token[1]})
 
 
 @pytest.fixture
-def served(room: Room) -> Iterator[str]:
+def served(state: AppState) -> Iterator[str]:
     """The address of a real server."""
-    with serving(room) as address:
+    with serving(state) as address:
         yield address

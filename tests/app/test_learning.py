@@ -12,8 +12,8 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image, ImageDraw
 
-from mpfm_kedro.app.learning import Job, Project, Step
-from mpfm_kedro.app.server import Room, create_app
+from mpfm_kedro.app.learning import Job, Project
+from mpfm_kedro.app.server import AppState, create_app
 from mpfm_kedro.app.session import Session
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.inspector import Inspector
@@ -26,37 +26,57 @@ def wait(job: Job) -> str:
     return job.state
 
 
-def program(text: str) -> Step:
-    return Step([sys.executable, "-c", text], lambda: None)
+def program(text: str):
+    return [sys.executable, "-c", text], lambda: None
 
 
-def test_a_mark_is_replaced_and_undone(visitor, room, raw):
+def test_a_mark_is_replaced_and_undone(visitor, state, raw):
     key = visitor.upload("image 1.png", (raw / "good/000.png").read_bytes())
     assert "It is a defect" in visitor.get("/results").text
     for label in ("normal", "anomaly"):
         assert visitor.post(f"/images/{key}/mark?label={label}").status_code == 200
-        assert room.to_learn.labels() == {key: label}
-    (file,) = (room.project.to_learn / "anomaly").iterdir()
+        assert state.to_learn.labels() == {key: label}
+    (file,) = (state.project.to_learn / "anomaly").iterdir()
     assert file.name == f"{key}-image_1.png" and file.read_bytes() == (raw / "good/000.png").read_bytes()
     assert "Marked as a missed defect" in visitor.get("/results").text
     assert "image_1.png, a missed defect" in visitor.get("/learning").text
     assert visitor.post(f"/images/{key}/unmark").status_code == 200
-    assert not room.to_learn.labels() and not list((room.project.to_learn / "anomaly").iterdir())
+    assert not state.to_learn.labels() and not list((state.project.to_learn / "anomaly").iterdir())
 
 
-def test_marks_outlive_the_page(visitor, room, raw):
+def test_marks_outlive_the_page(visitor, state, raw):
     key = visitor.upload("a.png", (raw / "good/000.png").read_bytes())
     visitor.post(f"/images/{key}/mark?label=anomaly")
     visitor.post("/clear")
-    with TestClient(create_app(room), base_url="http://127.0.0.1") as other:
+    with TestClient(create_app(state), base_url="http://127.0.0.1") as other:
         assert "a.png, a missed defect" in other.get("/learning").text
 
 
 @pytest.mark.parametrize("address", ["mark?label=broken", "mark", "mark?label=../normal"])
-def test_a_label_that_does_not_exist_is_refused(visitor, room, raw, address):
+def test_a_label_that_does_not_exist_is_refused(visitor, state, raw, address):
     key = visitor.upload("a.png", (raw / "good/000.png").read_bytes())
     assert visitor.post(f"/images/{key}/{address}").status_code == 422
-    assert not room.to_learn.labels()
+    assert not state.to_learn.labels()
+
+
+def test_marks_that_are_set_while_a_run_learns_stay(visitor, state, raw, monkeypatch):
+    """The run is a program that waits; it gets the images that were marked at its start."""
+    waits = "import pathlib, sys, time; print(sorted(p.name for p in pathlib.Path(sys.argv[1]).iterdir()), flush=True)"
+    waits += "\nwhile not pathlib.Path(sys.argv[2]).exists(): time.sleep(0.05)"
+    go = state.project.to_learn.with_name("go")
+    monkeypatch.setattr(Project, "learn", lambda _, label, images: [sys.executable, "-c", waits, str(images), str(go)])
+    monkeypatch.setattr(AppState, "_reload", lambda _: None)
+    first, second = (visitor.upload(f"{i}.png", (raw / f"good/00{i}.png").read_bytes()) for i in range(2))
+    visitor.post(f"/images/{first}/mark?label=anomaly")
+    assert visitor.post("/learn").status_code == 202
+    while not state.job.lines:
+        time.sleep(0.05)
+    assert first in state.job.lines[0] and second not in state.job.lines[0]
+    visitor.post(f"/images/{second}/mark?label=anomaly")
+    assert "under way" in visitor.post("/learn").text
+    go.touch()
+    assert wait(state.job) == "done"
+    assert state.to_learn.labels() == {second: "anomaly"}
 
 
 def test_nothing_to_learn_and_no_way_back_are_said(visitor):
@@ -64,8 +84,8 @@ def test_nothing_to_learn_and_no_way_back_are_said(visitor):
     assert "no earlier model" in visitor.post("/undo").text
 
 
-def test_without_a_project_nothing_can_be_marked(room, raw):
-    with TestClient(create_app(replace(room, project=None)), base_url="http://127.0.0.1") as client:
+def test_without_a_project_nothing_can_be_marked(state, raw):
+    with TestClient(create_app(replace(state, project=None)), base_url="http://127.0.0.1") as client:
         token = re.search("name='token' content='([^']+)'", client.get("/").text)[1]
         headers = {"Origin": "http://127.0.0.1", "X-Token": token}
         key = client.post("/images?name=a.png", content=(raw / "good/000.png").read_bytes(), headers=headers).text
@@ -103,40 +123,40 @@ def test_after_a_failure_no_further_step_is_made():
 
 
 @pytest.fixture
-def own_room(fitted_project, tmp_path) -> Room:
+def own_state(fitted_project, tmp_path) -> AppState:
     """A page of a project whose output may be changed."""
     out, files = tmp_path / "out", tmp_path / "files"
     shutil.copytree(fitted_project / "out", out)
     files.mkdir()
     params = {"data_root": str(fitted_project / "raw"), "output_root": str(out)}
     project = Project.of(",".join(f"{name}={value}" for name, value in params.items()), params, "test")
-    return Room(Session(Inspector.load(project.model, "cpu"), files), "cpu", None, project, Job())
+    return AppState(Session(Inspector.load(project.model, "cpu"), files), "cpu", None, project, Job())
 
 
-def test_a_missed_defect_is_learned_and_unlearned(own_room, raw, tmp_path):
+def test_a_missed_defect_is_learned_and_unlearned(own_state, raw, tmp_path):
     """Through the real commands, on the synthetic images."""
     image = Image.open(raw / "good/001.png").convert("RGB")
     ImageDraw.Draw(image).rectangle([20, 20, 24, 24], fill=(140, 140, 140))
     image.save(tmp_path / "missed.png")
-    room, session = own_room, own_room.session
+    state, session = own_state, own_state.session
     found = session.add("missed.png", (tmp_path / "missed.png").read_bytes())
-    room.to_learn.add("anomaly", found.key, found.name, session.content(found.key))
-    before = model_digest(read_card(room.project.model))
+    state.to_learn.add("anomaly", found.key, found.name, session.content(found.key))
+    before = model_digest(read_card(state.project.model))
 
-    room.learn()
-    assert wait(room.job) == "done", list(room.job.lines)
-    said = "\n".join(room.job.lines)
-    assert all(part in said for part in ("Promise before", "earlier predictions", "AUC of the general setting"))
+    state.learn()
+    assert wait(state.job) == "done", list(state.job.lines)
+    said = "\n".join(state.job.lines)
+    assert all(part in said for part in ("Guarantee before", "earlier predictions", "AUC of the general setting"))
     card = session.inspector.card
     assert card["data"]["anomalies"] == 25 and card["learned"][0]["origin"].endswith("missed.png")
-    assert not room.to_learn.labels()
+    assert not state.to_learn.labels()
     (again,) = session.images()
     assert again.before == (found.prediction.score, found.prediction.decision)
     assert again.prediction.score != found.prediction.score
 
-    room.go_back()
-    assert wait(room.job) == "done", list(room.job.lines)
+    state.go_back()
+    assert wait(state.job) == "done", list(state.job.lines)
     assert session.inspector.card["data"]["anomalies"] == 24
-    assert model_digest(read_card(room.project.model)) == before
+    assert model_digest(read_card(state.project.model)) == before
     (again,) = session.images()
     assert again.prediction.score == pytest.approx(found.prediction.score)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import re
 import socket
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,13 +60,13 @@ def test_an_image_gets_score_decision_heat_map_and_reasons(visitor, raw):
     assert all(visitor.get(f"/{address}").content.startswith(b"\xff\xd8") for address in near)
 
 
-def test_another_rate_changes_decisions_without_a_new_prediction(visitor, room, raw):
+def test_another_rate_changes_decisions_without_a_new_prediction(visitor, state, raw):
     for file in sorted(raw.glob("good/*.png"))[:8]:
         visitor.upload(file.name, file.read_bytes())
-    before = room.session.images()
+    before = state.session.images()
     assert decisions(visitor, 0.01) == ["good"] * 8
     assert "defective" in decisions(visitor, 0.99)
-    assert all(old is new for old, new in zip(before, room.session.images(), strict=True))
+    assert all(old is new for old, new in zip(before, state.session.images(), strict=True))
 
 
 @pytest.mark.parametrize("rate", ["0", "1", "-1", "nan", "x"])
@@ -72,9 +75,9 @@ def test_a_rate_that_is_none_is_refused_in_one_line(visitor, rate):
     assert answer.status_code == 422 and answer.text.startswith(f"rate = '{rate}': Input should be")
 
 
-def test_the_same_content_is_one_image(visitor, room):
+def test_the_same_content_is_one_image(visitor, state):
     assert visitor.upload("a.png", png()) == visitor.upload("b.png", png())
-    assert [image.name for image in room.session.images()] == ["b.png"]
+    assert [image.name for image in state.session.images()] == ["b.png"]
 
 
 def test_names_are_escaped(visitor):
@@ -87,31 +90,31 @@ def test_names_are_escaped(visitor):
     ("name", "content", "said"),
     [
         ("a.png", b"", "cannot be used"),
-        ("a.png", b"no image", "no image of"),
+        ("a.png", b"no image", "not an image of"),
         ("cut.png", png((400, 400))[:200], "cannot be used"),
         ("bomb.png", bomb(60_000), "more pixels than the 50 megapixels that this page takes"),
         ("bomb.png", bomb(8_000), "8000 x 8000 pixels, more than the 50 megapixels that this page takes"),
         ("bomb.npy", array_bomb(), "more than the 50 megapixels that this page takes"),
         ("deep.npy", b"\x93NUMPY" + bytes(80), "cannot be used"),
         ("a.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n", "images end in"),
-        ("eps.png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "no image of"),
+        ("eps.png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "not an image of"),
         ("../../etc/passwd", b"x", "images end in"),
     ],
 )
-def test_what_is_no_image_or_a_bomb_is_refused_and_named(visitor, room, name, content, said):
+def test_what_is_no_image_or_a_bomb_is_refused_and_named(visitor, state, name, content, said):
     answer = visitor.post(f"/images?name={name}", content)
     assert answer.status_code == 422
     assert said in answer.text and "\n" not in answer.text
-    assert not room.session.images()
+    assert not state.session.images()
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_an_upload_that_is_too_large_is_refused(visitor, room, monkeypatch, chunked):
+def test_an_upload_that_is_too_large_is_refused(visitor, state, monkeypatch, chunked):
     monkeypatch.setattr(server, "MAX_BYTES", 1000)
     content = (bytes(100) for _ in range(11)) if chunked else bytes(1001)  # parts have no length in advance
     answer = visitor.post("/images?name=a.png", content)
     assert answer.status_code == 413 and "larger than" in answer.text
-    assert not room.session.images()
+    assert not state.session.images()
 
 
 def test_a_file_of_the_folder_that_is_too_large_is_refused(visitor, monkeypatch):
@@ -119,7 +122,7 @@ def test_a_file_of_the_folder_that_is_too_large_is_refused(visitor, monkeypatch)
     assert visitor.post("/folder?path=good/000.png").status_code == 413
 
 
-def test_the_page_is_full_at_some_point(visitor, room, monkeypatch):
+def test_the_page_is_full_at_some_point(visitor, state, monkeypatch):
     monkeypatch.setattr(session, "MAX_IMAGES", 2)
     visitor.upload("a.png", png(colour=(1, 1, 1)))
     visitor.upload("b.png", png(colour=(2, 2, 2)))
@@ -127,7 +130,7 @@ def test_the_page_is_full_at_some_point(visitor, room, monkeypatch):
     assert answer.status_code == 413 and "room for 2 images" in answer.text
     assert visitor.get("/folder?path=good").status_code == 413
     assert visitor.post("/clear").status_code == 200
-    assert not room.session.images() and not list(room.session._folder.iterdir())
+    assert not state.session.images() and not list(state.session._folder.iterdir())
     visitor.upload("c.png", png(colour=(3, 3, 3)))
 
 
@@ -137,12 +140,24 @@ def test_all_files_together_have_a_limit(visitor, monkeypatch):
     assert "clear it first" in visitor.post("/images?name=b.png", png(colour=(2, 2, 2))).text
 
 
-def test_a_folder_is_inspected_image_by_image(visitor, room):
+def test_a_full_disk_is_said_and_leaves_nothing(visitor, state, monkeypatch):
+    def fill(file: Path, content: bytes) -> int:
+        with file.open("wb") as partial:
+            partial.write(content[:10])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", fill)
+    answer = visitor.post("/images?name=a.png", png())
+    assert answer.status_code == 422 and "No space left on device" in answer.text
+    assert not state.session.images() and not list(state.session._folder.iterdir())
+
+
+def test_a_folder_is_inspected_image_by_image(visitor, state):
     names = visitor.get("/folder?path=scratch").json()
     assert len(names) == 12 and names[0] == "scratch/000.png"
     for name in names[:2]:
         assert visitor.post(f"/folder?path={name}").status_code == 201
-    assert {image.name for image in room.session.images()} == set(names[:2])
+    assert {image.name for image in state.session.images()} == set(names[:2])
 
 
 @pytest.mark.parametrize("path", ["..", "/etc", "good/../../..", "nowhere", "good/000.png", "a\0b"])
@@ -151,7 +166,7 @@ def test_other_folders_cannot_be_listed(visitor, path):
     assert answer.status_code == 422 and "folder" in answer.text
 
 
-def test_a_cut_upload_leaves_nothing(served, room):
+def test_a_cut_upload_leaves_nothing(served, state):
     port = int(served.rpartition(":")[2])
     page = _ask(port, f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n")
     token = re.search("name='token' content='([^']+)'", page)[1]
@@ -159,7 +174,7 @@ def test_a_cut_upload_leaves_nothing(served, room):
     with socket.create_connection(("127.0.0.1", port)) as own:
         own.sendall(f"{head}Content-Length: {len(png())}\r\n\r\n".encode() + png()[:50])
     assert "<h1>" in _ask(port, f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n")
-    assert not room.session.images() and not list(room.session._folder.iterdir())
+    assert not state.session.images() and not list(state.session._folder.iterdir())
 
 
 def _ask(port: int, text: str) -> str:
@@ -192,10 +207,10 @@ def test_names_of_loopback_are_answered(visitor, host):
     ],
 )
 @pytest.mark.parametrize("address", ["/images?name=a.png", "/folder?path=good/000.png", "/clear", "/learn", "/undo"])
-def test_requests_of_other_sites_change_nothing(visitor, room, headers, address):
+def test_requests_of_other_sites_change_nothing(visitor, state, headers, address):
     answer = visitor.post(address, png(), **headers)
     assert answer.status_code == 403 and "Refused" in answer.text
-    assert not room.session.images() and not room.job.state
+    assert not state.session.images() and not state.job.state
 
 
 def test_origin_and_token_must_be_there(visitor):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -46,3 +50,18 @@ def test_it_listens_on_this_machine_alone_and_names_a_port_in_use():
         with pytest.raises(InputError, match=f"Port {port} cannot be used .* --port"):
             listening(port)
         socket.create_connection((address, port)).close()
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_uploads_are_deleted_at_every_end(model_folder: Path, tmp_path: Path, name: str):
+    command = [sys.executable, "-m", "mpfm_kedro.app", f"--model={model_folder}", "--port=0", "--device=cpu"]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[1]
+        urllib.request.urlopen(address).close()  # it serves
+        (uploads,) = tmp_path.glob("mpfm_kedro-app-*")
+        (uploads / "upload").touch()
+        process.send_signal(getattr(signal, name))
+        process.wait(60)
+    assert not list(tmp_path.glob("mpfm_kedro-app-*"))

@@ -1,7 +1,8 @@
-"""The feature store: rows count once their key is written, whatever interrupted the writing."""
+"""The feature store: parts count once their keys are written, whatever interrupted the writing."""
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import pickle
@@ -9,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpfm_kedro import provenance
-from mpfm_kedro.backbones import checked_rows, store
+from mpfm_kedro.backbones import store
 from mpfm_kedro.backbones.features import Features
-from mpfm_kedro.backbones.store import FeatureSpec, FeatureStore, StoreFolder
+from mpfm_kedro.backbones.store import FeatureSpec, FeatureStore, StoredRows, StoreFolder
 from mpfm_kedro.errors import InputError
 
 SHAPES = ("resnet18", "digest", 64, ("layer3", "layer4"), ("layer4",), ("mean",), 3, (2, 1, 2))
@@ -31,7 +31,7 @@ SPEC = FeatureSpec(*SHAPES)
 
 def numbers(keys: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """Rows that tell which key they belong to."""
-    seeds = [np.random.default_rng(list(key.encode())) for key in keys]
+    seeds = [np.random.default_rng(list(key.encode("utf-8", "surrogateescape"))) for key in keys]
     pooled = np.array([rng.normal(size=3) for rng in seeds], np.float32).reshape(-1, 3)
     maps = np.array([rng.normal(size=(2, 1, 2)) for rng in seeds], np.float16).reshape(-1, 2, 1, 2)
     return pooled, maps
@@ -47,6 +47,9 @@ def assert_holds(store: StoreFolder, keys: list[str]) -> None:
     rows = [store.row_of[key] for key in keys]
     np.testing.assert_array_equal(store.pooled[rows], pooled)
     np.testing.assert_array_equal(store.maps[rows], maps)
+
+
+NAMES = ["a||original", "b||original", "c||original", "d||original"]
 
 
 @pytest.fixture
@@ -66,26 +69,27 @@ def test_rows_come_back(stores):
     assert_holds(store, keys)
 
 
-KEYS = st.lists(st.text("abcdef0123|,é", min_size=1, max_size=12), unique=True, max_size=8)
-REMNANT = st.tuples(st.binary(max_size=40), st.binary(max_size=40), st.text("abc|é", max_size=9))
+BATCHES = st.lists(
+    st.lists(st.text("abcdef0123|,é\udc80", min_size=1, max_size=12), unique=True, max_size=8), max_size=5
+)
 
 
-@given(batches=st.lists(st.tuples(KEYS, REMNANT), max_size=5))
+@given(batches=BATCHES, remnants=st.sets(st.sampled_from([".pooled.npy", ".maps.npy"])))
 @settings(max_examples=40, deadline=None)
-def test_interrupted_writing_resumes_from_the_first_missing_key(batches):
-    """After each batch a writer dies: numbers without a key, or half of a key, remain."""
+def test_interrupted_writing_resumes_from_the_first_missing_key(batches, remnants):
+    """After each batch a writer dies: numbers without keys, or a file without its name, remain."""
     folder = Path(tempfile.mkdtemp())
     try:
         stores, seen = FeatureStore(folder), []
-        for keys, (pooled, maps, key) in batches:
+        for keys in batches:
             store = stores.open(SPEC)
             new = store.missing(keys)
             assert new == [name for name in keys if name not in seen]
             append(store, new)
             seen += new
-            for name, rest in (("pooled.f32", pooled), ("maps.f16", maps), ("keys.txt", key.encode())):
-                with (store.folder / name).open("ab") as file:
-                    file.write(rest)
+            for name in remnants:
+                (store.folder / f"99999{name}").write_bytes(b"half a pa")
+                (store.folder / f".12.ab.99999{name}").write_bytes(b"")
             assert stores.open(SPEC).keys() == seen
             if seen:
                 assert_holds(stores.open(SPEC), seen)
@@ -93,144 +97,110 @@ def test_interrupted_writing_resumes_from_the_first_missing_key(batches):
         shutil.rmtree(folder)
 
 
-def test_rows_whose_numbers_were_lost_are_missing(stores):
-    """A machine that lost power can have the keys on disk and not the numbers."""
-    keys = ["a||original", "b||original", "c||original"]
-    append(stores.open(SPEC), keys)
-    file = stores.open(SPEC).folder / "pooled.f32"
-    file.write_bytes(file.read_bytes()[:-5])
-    assert stores.open(SPEC).missing(keys) == keys[2:]
-    append(stores.open(SPEC), keys[2:])
-    assert_holds(stores.open(SPEC), keys)
+@pytest.mark.parametrize("index", [0, -1, slice(2, 7, 2), slice(0, 0), [5, 0, 5], np.array([], int), np.eye(9)[3] > 0])
+def test_rows_of_several_parts_are_read_like_one_array(index):
+    whole = np.random.default_rng(0).normal(size=(9, 2, 3)).astype(np.float16)
+    rows = StoredRows([whole[:4], whole[4:4], whole[4:]], (2, 3), whole.dtype)
+    assert (len(rows), rows.shape, rows.dtype, rows.itemsize) == (9, (9, 2, 3), np.float16, 2)
+    np.testing.assert_array_equal(rows[index], whole[index])
+    with pytest.raises(IndexError):
+        rows[[9]]
 
 
-def test_interruption_inside_a_batch_loses_only_that_batch(stores):
-    with pytest.raises(KeyboardInterrupt), stores.open(SPEC).writing() as writer:
-        writer.append(["a||original"], *numbers(["a||original"]))
-        raise KeyboardInterrupt
-    assert stores.open(SPEC).missing(["a||original", "b||original"]) == ["b||original"]
-    append(stores.open(SPEC), ["b||original"])
-    assert_holds(stores.open(SPEC), ["a||original", "b||original"])
+@pytest.mark.parametrize(("size", "seconds", "parts"), [(0, 99, 5), (1 << 30, 99, 2), (1 << 30, 0, 5), (40, 99, 3)])
+def test_batches_are_gathered_into_parts(stores, monkeypatch, size, seconds, parts):
+    """The first one is written at once, others when they are large or old enough, or when the store is closed."""
+    monkeypatch.setattr(store, "PART_BYTES", size)
+    monkeypatch.setattr(store, "PART_SECONDS", seconds)
+    names = [*NAMES, "e||original"]
+    with stores.open(SPEC).writing() as writer:
+        for name in names:
+            writer.append([name], *numbers([name]))
+    assert len(list(stores.open(SPEC).folder.glob("*.keys.txt"))) == parts
+    assert_holds(stores.open(SPEC), names)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_full_disk_is_named_and_loses_nothing_written_before(stores):
-    with pytest.raises(InputError, match=r"/dev/full.*[Nn]o space"), stores.open(SPEC).writing() as writer:
-        writer.append(["a||original"], *numbers(["a||original"]))
-        writer._files[1].close()
-        writer._files[1] = open("/dev/full", "ab")  # noqa: SIM115, PTH123
-        writer.append(["b||original"], *numbers(["b||original"]))
-    append(stores.open(SPEC), ["b||original"])
-    assert_holds(stores.open(SPEC), ["a||original", "b||original"])
-
-
-NAMES = ["a||original", "b||original", "c||original", "d||original"]
-
-
-def flip(file: Path, place: int) -> None:
-    """Change one bit as an ageing disk does: the date of the file stays."""
-    found, content = file.stat(), bytearray(file.read_bytes())
-    content[place] ^= 4
-    file.write_bytes(content)
-    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
-
-
-@pytest.mark.parametrize(("name", "size"), [("pooled.f32", 12), ("maps.f16", 8)])
-def test_a_damaged_row_is_not_read(stores, name, size):
-    append(stores.open(SPEC), NAMES)
-    assert stores.open(SPEC).missing(NAMES) == []  # verified, and remembered
-    flip(stores.open(SPEC).folder / name, size + 1)
-    store = stores.open(SPEC)
-    rows = store.pooled if name.startswith("pooled") else store.maps
-    assert len(rows[[0, 2, 3]]) == 3
-    with pytest.raises(InputError, match=rf"{name} is damaged in row 1 \('b\|\|original'\).*start again") as raised:
-        rows[[0, 1]]
-    assert "\n" not in str(raised.value)
-
-
-def test_three_damaged_values_of_one_map_are_noticed(stores):
-    """Together they once changed a score from −1.9 to 17.6."""
-    append(stores.open(SPEC), NAMES)
-    for place in (1, 3, 5):
-        flip(stores.open(SPEC).folder / "maps.f16", place)
-    with pytest.raises(InputError, match=r"maps\.f16 is damaged in row 0"):
-        stores.open(SPEC).maps[0]
-    assert stores.open(SPEC).missing(NAMES) == NAMES[:1]
-
-
-@pytest.mark.parametrize("place", [0, 9, 12 + 12])
-def test_a_damaged_row_is_named_and_written_again(stores, place, caplog):
-    append(stores.open(SPEC), NAMES)
-    flip(stores.open(SPEC).folder / "pooled.f32", place)
-    damaged = NAMES[place // 12]
-    assert stores.open(SPEC).missing(NAMES) == [damaged]
-    assert stores.open(SPEC).missing(NAMES) == [damaged]
-    assert caplog.text.count(repr(damaged)) == 1
-    append(stores.open(SPEC), [damaged])
-    assert stores.open(SPEC).missing(NAMES) == []
-    assert_holds(stores.open(SPEC), NAMES)
-    assert caplog.text.count("is damaged in") == 1
-
-
-def test_damage_that_a_reader_finds_is_known_at_the_next_start(stores):
-    append(stores.open(SPEC), NAMES)
-    assert stores.open(SPEC).missing(NAMES) == []
-    flip(stores.open(SPEC).folder / "maps.f16", 0)
-    assert stores.open(SPEC).missing(NAMES) == []  # not all is read at every start
-    with pytest.raises(InputError):
-        stores.open(SPEC).maps[:]
-    assert stores.open(SPEC).missing(NAMES) == NAMES[:1]
-
-
-@pytest.mark.parametrize("place", range(4 * len("a||original\n")))
-def test_no_damaged_key_gives_the_numbers_of_another_image(stores, place):
-    """A lost end of a line moves all that follow to other rows; bytes that are no text have their place."""
-    append(stores.open(SPEC), NAMES)
-    file = stores.open(SPEC).folder / "keys.txt"
-    content = bytearray(file.read_bytes())
-    content[place] ^= 0x80 if place % 2 else 2
-    file.write_bytes(content)
-    missing = stores.open(SPEC).missing(NAMES)
-    assert missing
-    append(stores.open(SPEC), missing)
-    assert stores.open(SPEC).missing(NAMES) == []
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_interruption_loses_no_whole_batch(stores, error):
+    with pytest.raises(error), stores.open(SPEC).writing() as writer:
+        for name in NAMES[:2]:
+            writer.append([name], *numbers([name]))
+        raise error
+    assert stores.open(SPEC).missing(NAMES) == NAMES[2:]
+    append(stores.open(SPEC), NAMES[2:])
     assert_holds(stores.open(SPEC), NAMES)
 
 
-@pytest.mark.parametrize("name", ["pooled.f32", "maps.f16", "checksums.u32", "keys.txt", "verified.json", "store.json"])
-@pytest.mark.parametrize("size", [0, 0.4])
-def test_a_cut_file_loses_its_rows_and_no_others(stores, name, size):
-    append(stores.open(SPEC), NAMES)
-    assert stores.open(SPEC).missing(NAMES) == []
+@pytest.mark.parametrize("file", ["pooled", "maps", "keys"])
+def test_full_disk_is_named_and_loses_nothing_written_before(stores, file, monkeypatch):
+    append(stores.open(SPEC), NAMES[:1])
+
+    def full(descriptor: int) -> None:
+        if f"00001.{file}" in Path(f"/proc/self/fd/{descriptor}").readlink().name:
+            raise OSError(errno.ENOSPC, "")
+
+    with monkeypatch.context() as patch, pytest.raises(InputError, match=rf"00001\.{file}\..*[Nn]o space .* are free"):
+        patch.setattr(os, "fsync", full)
+        append(stores.open(SPEC), NAMES[1:])
+    assert stores.open(SPEC).missing(NAMES) == NAMES[1:]
+    append(stores.open(SPEC), NAMES[1:])
+    assert_holds(stores.open(SPEC), NAMES)
+
+
+@pytest.mark.parametrize("name", ["00000.pooled.npy", "00000.maps.npy", "00000.keys.txt"])
+@pytest.mark.parametrize("size", [0, 0.4, 0.95, None])
+def test_a_part_that_does_not_fit_says_what_to_delete(stores, name, size):
+    append(stores.open(SPEC), NAMES[:3])
+    append(stores.open(SPEC), NAMES[3:])
     file = stores.open(SPEC).folder / name
-    os.truncate(file, int(size * file.stat().st_size))
+    if size is None:
+        file.unlink()
+    else:
+        os.truncate(file, int(size * file.stat().st_size))
+    if name.endswith("keys.txt") and size is None:
+        assert stores.open(SPEC).missing(NAMES) == NAMES[:3]
+    else:
+        keys = file.with_name("00000.keys.txt")
+        with pytest.raises(InputError, match=r"00000\..* does not fit its keys .* start again") as raised:
+            stores.open(SPEC).missing(NAMES)
+        assert f"delete {keys} and" in str(raised.value) and "\n" not in str(raised.value)
+        keys.unlink()
     append(stores.open(SPEC), stores.open(SPEC).missing(NAMES))
-    assert stores.open(SPEC).missing(NAMES) == []
     assert_holds(stores.open(SPEC), NAMES)
     assert stores.overview()["rows"].tolist() == [4]
 
 
+@pytest.mark.parametrize("place", range(4 * len("a||original\n")))
+def test_no_damaged_key_gives_the_numbers_of_another_image(stores, place):
+    append(stores.open(SPEC), NAMES)
+    file = stores.open(SPEC).folder / "00000.keys.txt"
+    content = bytearray(file.read_bytes())
+    content[place] ^= 0x80 if place % 2 else 2
+    file.write_bytes(content)
+    keys = bytes(content).split(b"\n")[:-1]
+    if len(keys) != 4 or len(set(keys)) < 4:
+        with pytest.raises(InputError, match=r"does not fit its keys|kedro store free"):
+            stores.open(SPEC).missing(NAMES)
+        return
+    missing = stores.open(SPEC).missing(NAMES)
+    assert missing == [NAMES[place // len("a||original\n")]]
+    append(stores.open(SPEC), missing)
+    assert_holds(stores.open(SPEC), NAMES)
+
+
 def test_files_are_unmapped_with_the_store(stores):
     """Tasks of one worker open the store again and again; Dask counts all pages that are mapped."""
-    append(stores.open(SPEC), ["a||original"])
+    append(stores.open(SPEC), NAMES)
+    folder = str(stores.open(SPEC).folder)
     gc.disable()
     try:
-        store = stores.open(SPEC)
-        mapped = [weakref.ref(rows._values) for rows in (store.pooled, store.maps)]
-        del store
-        assert all(each() is None for each in mapped)
+        opened = stores.open(SPEC)
+        assert_holds(opened, NAMES)
+        assert folder in Path("/proc/self/maps").read_text()
+        del opened
+        assert folder not in Path("/proc/self/maps").read_text()
     finally:
         gc.enable()
-
-
-def test_a_row_is_verified_once(stores, monkeypatch):
-    append(stores.open(SPEC), NAMES)
-    rows = stores.open(SPEC).maps
-    rows[[0, 1]]
-    read = []
-    monkeypatch.setattr(checked_rows, "checksum", lambda key, row: read.append(key) or 0)
-    assert stores.open(SPEC).maps[[1, 0]].shape == (2, 2, 1, 2)
-    assert read == []
 
 
 @pytest.mark.parametrize("module", [store.decoding, store.views])
@@ -339,8 +309,7 @@ def test_overview_and_free(stores):
     assert stores.overview().empty
     append(stores.open(SPEC), ["a||original", "b||original"])
     append(stores.open(replace(SPEC, image_size=448)), ["a||original"])
-    with (stores.open(SPEC).folder / "maps.f16").open("ab") as file:
-        file.write(b"\0" * 3_000_000)
+    (stores.open(SPEC).folder / "large").write_bytes(b"\0" * 3_000_000)
     table = stores.overview().set_index("store")
     small = table.loc[SPEC.digest]
     assert small[["backbone", "image_size", "rows", "megabytes"]].tolist() == ["resnet18", 64, 2, 3]

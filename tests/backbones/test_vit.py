@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mpfm_kedro.backbones import dinov2, onnx_file
+from mpfm_kedro.backbones import dinov2
 from mpfm_kedro.backbones.building import accepted_size, build_backbone
-from mpfm_kedro.backbones.vit import DEPTH, GRID, WIDTH, VisionTransformer
-from mpfm_kedro.backbones.vit_backbone import TransformerBackbone
+from mpfm_kedro.backbones.dinov2 import TransformerBackbone
 from mpfm_kedro.errors import InputError
 
 AUTO = ["auto"]
+WIDTH, GRID = 384, 37
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +35,7 @@ def weights(graph: Path) -> dict[str, Tensor]:
 def random_weights() -> dict[str, Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return {name: torch.randn_like(value) / 20 for name, value in VisionTransformer().state_dict().items()}
+        return {name: torch.randn_like(value) / 20 for name, value in dinov2.random_network().state_dict().items()}
 
 
 def photograph(size: int) -> Tensor:
@@ -58,23 +59,6 @@ def test_network_is_that_of_the_graph(graph, weights):
     for layer, expected in zip(names, session.run([*names.values()], {"input_image": normalised.numpy()}), strict=True):
         tokens = torch.from_numpy(expected)[:, 1:]
         assert (found[layer].flatten(2).mT - tokens).abs().max() < 1e-4 * tokens.abs().max()
-
-
-def test_tensors_are_those_that_onnx_reads(graph):
-    onnx = pytest.importorskip("onnx")
-    numpy_helper = pytest.importorskip("onnx.numpy_helper")
-    expected = {one.name: numpy_helper.to_array(one) for one in onnx.load(graph).graph.initializer}
-    found = onnx_file.read_initialisers(graph)
-    assert list(found) == list(expected)
-    assert all((found[name].numpy() == value).all() for name, value in expected.items())
-
-
-def test_tensor_of_another_type_is_refused(tmp_path):
-    onnx = pytest.importorskip("onnx")
-    whole = onnx.helper.make_tensor("numbers", onnx.TensorProto.INT64, [2], [1, 2])
-    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([], "graph", [], [], [whole])), tmp_path / "whole.onnx")
-    with pytest.raises(InputError, match="'numbers' of the ONNX file is not"):
-        onnx_file.read_initialisers(tmp_path / "whole.onnx")
 
 
 def as_transformers_names_them(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -107,16 +91,13 @@ def test_names_of_authors_and_of_transformers_are_understood(random_weights):
     assert all(torch.equal(found[name], value) for name, value in random_weights.items())
 
 
-def test_names_of_timm_are_the_authors(random_weights):
-    timm = pytest.importorskip("timm")
-    network = timm.create_model("vit_small_patch14_dinov2", pretrained=False)
-    network.load_state_dict(random_weights)
-    image = torch.randn(1, 3, 14 * GRID, 14 * GRID)
+def test_tokens_are_those_of_timm_where_no_position_is_interpolated(random_weights):
+    backbone = TransformerBackbone("", random_weights, ["blocks.5"], ["blocks.5"])
+    image = photograph(14 * GRID)
     with torch.inference_mode():
-        (expected,) = network.eval().forward_intermediates(image, indices=[5], intermediates_only=True)
-        ours = VisionTransformer().eval()
-        ours.load_state_dict(random_weights)
-        found = ours(image, ["blocks.5"])["blocks.5"]
+        (found,) = backbone(image).values()
+        normalised = (image.float() - backbone.mean) / backbone.std
+        (expected,) = backbone.network.forward_intermediates(normalised, indices=[5], intermediates_only=True)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
@@ -132,14 +113,30 @@ def test_maps_of_any_size(random_weights, size, side):
 
 
 def test_positions_of_the_own_grid_are_not_interpolated(random_weights):
-    network = VisionTransformer()
-    network.load_state_dict(random_weights)
-    assert torch.equal(network.positions(GRID, GRID), network.pos_embed)
-    smooth = torch.linspace(0, 1, GRID)[:, None].expand(GRID, GRID)
-    network.pos_embed.data[:, 1:] = smooth.reshape(1, -1, 1)
-    rows = network.positions(5, 5)[0, 1:, 0].reshape(5, 5)
+    smooth = torch.linspace(0, 1, GRID)[:, None].expand(GRID, GRID).reshape(1, -1, 1).expand(-1, -1, WIDTH)
+    embedding = torch.cat([random_weights["pos_embed"][:, :1], smooth], 1)
+    backbone = TransformerBackbone("", random_weights | {"pos_embed": embedding}, AUTO, AUTO)
+    assert torch.equal(backbone.positions(GRID, GRID), embedding)
+    rows = backbone.positions(5, 5)[0, 1:, 0].reshape(5, 5)
     torch.testing.assert_close(rows[:, 0], torch.linspace(0.1, 0.9, 5), rtol=0, atol=0.02)
     torch.testing.assert_close(rows, rows[:, :1].expand(5, 5))
+
+
+@pytest.mark.parametrize("side", [4, 16, 40])
+def test_positions_are_interpolated_as_by_the_authors(random_weights, side):
+    """Bicubic without antialiasing: the value at a point is Keys' kernel (a = −0.75) over the 4 × 4 nearest."""
+    backbone = TransformerBackbone("", random_weights, AUTO, AUTO)
+    kernel = torch.zeros(side, GRID, dtype=torch.float64)
+    for row in range(side):
+        at = (row + 0.5) * GRID / side - 0.5
+        for neighbour in range(int(np.floor(at)) - 1, int(np.floor(at)) + 3):
+            x, a = abs(at - neighbour), -0.75
+            near = (a + 2) * x**3 - (a + 3) * x**2 + 1
+            weight = near if x <= 1 else a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a
+            kernel[row, min(max(neighbour, 0), GRID - 1)] += weight
+    grid = random_weights["pos_embed"][0, 1:, 7].reshape(GRID, GRID).double()
+    found = backbone.positions(side, side)[0, 1:, 7].reshape(side, side)
+    torch.testing.assert_close(found.double(), kernel @ grid @ kernel.T, rtol=1e-4, atol=1e-5)
 
 
 def test_blocks_after_the_last_layer_are_not_computed(random_weights):
@@ -153,7 +150,7 @@ def test_blocks_after_the_last_layer_are_not_computed(random_weights):
 
 
 def test_unknown_layer_says_which_there_are(random_weights):
-    with pytest.raises(InputError, match=rf"no feature map \['layer4'\]; it has: blocks.0, .*blocks.{DEPTH - 1}, norm"):
+    with pytest.raises(InputError, match=r"no feature map \['layer4'\]; it has: blocks.0, .*blocks.11, norm"):
         build_backbone(dinov2.NAME, random_weights, ["layer4"], AUTO)
 
 

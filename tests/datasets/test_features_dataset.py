@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from mpfm_kedro.atomic import load_table, save_table
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.backbones.store import FeatureSpec, FeatureStore
-from mpfm_kedro.datasets.features import FeaturesDataset, FeatureStoreDataset
+from mpfm_kedro.datasets.features import FeaturesDataset
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.files import load_table, save_table
 
 SPEC = FeatureSpec("resnet18", "digest", 64, ("layer4",), ("layer4",), ("mean",), 1, (1, 1, 1))
 VIEWS = pd.DataFrame({"sample_id": ["a", "b"], "content_hash": ["hash-a", "hash-b"], "crop": "", "view": "original"})
@@ -27,6 +27,16 @@ def write(stores: FeatureStore, keys: list[str]) -> None:
         writer.append(keys, values[:, None], values[:, None, None, None])
 
 
+@dataclass(frozen=True)
+class Extracted:
+    """A plan whose work is done."""
+
+    features: Features
+
+    def run(self, store: FeatureStore) -> Features:
+        return self.features
+
+
 @pytest.fixture
 def stores(tmp_path: Path) -> FeatureStore:
     write(FeatureStore(tmp_path / "store"), list(VALUES))
@@ -37,7 +47,7 @@ def stores(tmp_path: Path) -> FeatureStore:
 def dataset(stores: FeatureStore, tmp_path: Path) -> FeaturesDataset:
     dataset = FeaturesDataset(str(tmp_path / "index/features.parquet"), str(stores.root))
     assert not dataset.exists()
-    dataset.save(Features.locate(VIEWS, stores.open(SPEC)))
+    dataset.save(Extracted(Features.locate(VIEWS, stores.open(SPEC))))
     assert dataset.exists()
     return dataset
 
@@ -55,7 +65,7 @@ def test_backbones_beside_are_found_again(dataset, stores):
     with stores.open(other).writing() as writer:  # in another order
         writer.append(list(VALUES)[::-1], np.array([[2.0, 20], [1, 10]]), np.zeros((2, 2, 1, 1)))
     both = replace(Features.locate(VIEWS, stores.open(SPEC)), beside=(Features.locate(VIEWS, stores.open(other)),))
-    dataset.save(both)
+    dataset.save(Extracted(both))
     loaded = dataset.load()
     assert [spec.backbone for spec in loaded.specs] == ["resnet18", "dinov2_vits14"]
     assert loaded.digest == both.digest != replace(both, beside=()).digest
@@ -84,10 +94,3 @@ def test_index_of_another_version_is_an_error_that_says_what_to_do(dataset, tmp_
     with pytest.raises(InputError, match="pipelines=features") as raised:
         dataset.load()
     assert str(file) in str(raised.value)
-
-
-def test_store_dataset_gives_the_stores_and_saves_nothing(tmp_path: Path):
-    dataset = FeatureStoreDataset(str(tmp_path))
-    assert dataset.load() == FeatureStore(tmp_path)
-    with pytest.raises(Exception, match="only read"):
-        dataset.save("anything")

@@ -8,15 +8,14 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from mpfm_kedro.atomic import replacing
 from mpfm_kedro.datasets.files import (
     AtomicCSVDataset,
-    AtomicJSONDataset,
     AtomicMatplotlibDataset,
-    AtomicParquetDataset,
     AtomicTextDataset,
 )
+from mpfm_kedro.datasets.tables import MetricsDataset
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.files import replacing
 
 
 class Unprintable:
@@ -27,8 +26,7 @@ class Unprintable:
 TABLE = pd.DataFrame({"a": [1, 2], "b": ["x", "y"]})
 GOOD_AND_BAD = {
     "csv": (AtomicCSVDataset, TABLE, pd.DataFrame({"a": [1, Unprintable()]})),
-    "parquet": (AtomicParquetDataset, TABLE, pd.DataFrame({"a": [1, object()]})),
-    "json": (AtomicJSONDataset, {"a": [1, 2]}, {"a": [1, 2], "b": object()}),
+    "json": (MetricsDataset, {"a": [1, 2]}, {"a": [1, 2], "b": object()}),
     "text": (AtomicTextDataset, "whole", 7),
 }
 

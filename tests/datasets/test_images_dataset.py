@@ -18,5 +18,5 @@ def test_dataset_gives_the_loader_and_writes_nothing(tmp_path: Path):
     assert (loader.folder, loader.max_pixels) == (tmp_path, 500_000)
     assert loader.read("good/a.png").getpixel((0, 0)) == (5, 5, 5)
     assert dataset.exists()
-    with pytest.raises(Exception, match="not written"):
+    with pytest.raises(Exception, match="only read"):
         dataset.save("anything")

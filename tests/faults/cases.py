@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
 from faults.project import (
+    FITS,
     MADE,
     PROJECT,
     STAGES,
@@ -46,7 +48,8 @@ DAY = 86_400
 ROOM = 12 << 10  # bytes that a full disk has left: for a lock and the name of the run
 DISK = 64 << 20
 # files that a stage writes before it has a result
-BEFORE_RESULTS = ("last_run.json", "views.parquet", "store.json", "checksums.u32", "verified.json")
+FIRST_PART = ("00000.pooled.npy", "00000.maps.npy", "00000.keys.txt")
+BEFORE_RESULTS = ("store.json", *FIRST_PART)
 
 
 class NotHereError(Exception):
@@ -68,7 +71,7 @@ class Undisturbed:
         project.folder.mkdir(parents=True)
         process = project.start(before=partial(_copy_after_each_stage, project))
         assert process.wait() == 0, process.output
-        copy(project.out, folder / f"after_{STAGES[-1]}/out")
+        copy(project.out, folder / f"after_{list(STAGES)[-1]}/out")
         found = cls(folder)
         (folder / "empty/out").mkdir(parents=True)
         (folder / "empty/raw").symlink_to(project.folder / "raw")
@@ -76,13 +79,12 @@ class Undisturbed:
         for stage in STAGES:
             found.before[stage], earlier = earlier, Project(folder / f"after_{stage}")
             (earlier.folder / "raw").symlink_to(project.folder / "raw")
-            made = tuple(MADE[one] for one in STAGES[: STAGES.index(stage) + 1])  # nodes of later stages may be first
+            made = tuple(
+                MADE[one] for one in list(STAGES)[: list(STAGES).index(stage) + 1]
+            )  # nodes of later stages may be first
             found.results[stage] = {
                 name: value for name, value in results(earlier.out).items() if name.startswith(made)
             }
-        earlier.run(
-            "features"
-        )  # all rows are verified now, so that of a change that keeps dates only the content tells
         found.before["end"] = earlier
         return found
 
@@ -108,7 +110,7 @@ class CopyAfterEachStage:
 
     @hook_impl
     def before_pipeline_run(self, pipeline: Pipeline) -> None:
-        self._remaining = Counter(node.namespace for node in pipeline.nodes)
+        self._remaining = Counter(map(_stage_of, pipeline.nodes))
 
     @hook_impl
     def before_node_run(self) -> None:
@@ -120,9 +122,14 @@ class CopyAfterEachStage:
 
     @hook_impl
     def after_node_run(self, node: Node) -> None:
-        self._remaining[node.namespace] -= 1
-        if not self._remaining[node.namespace]:
-            self._done.append(node.namespace.split(".")[-1])
+        stage = _stage_of(node)
+        self._remaining[stage] -= 1
+        if not self._remaining[stage]:
+            self._done.append(stage)
+
+
+def _stage_of(node: Node) -> str:
+    return next(stage for stage, tags in STAGES.items() if node.tags & {*tags.split(",")})
 
 
 # processes
@@ -260,11 +267,11 @@ def _in_workers(out: Path) -> None:
 
 def _alone(out: Path) -> None:
     """In this process, do the work of its workers: they take longest to start, and do not read the file."""
-    from mpfm_kedro import parallel
+    from contextlib import nullcontext
 
-    parallel._in_workers = lambda function, tasks, *_: (  # type: ignore[assignment]
-        (index, parallel._outcome(function, task)) for index, task in enumerate(tasks)
-    )
+    from mpfm_kedro import compute
+
+    compute.processes = lambda function, *_: nullcontext(compute.this_process(function))  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -277,6 +284,7 @@ class Kind:
         repair: stages that make it again where the former refuse it.
         without: files that are deleted first, so that the file is really read.
         before: called in each process with the output folder, before its command.
+        has_checksum: without one a flipped bit is not noticed.
     """
 
     pattern: str
@@ -284,6 +292,7 @@ class Kind:
     repair: tuple[str, ...] = ()
     without: str = ""
     before: Callable[[Path], None] = _alone
+    has_checksum: bool = True
 
 
 def _own_weights(out: Path) -> None:
@@ -296,46 +305,36 @@ def _own_weights(out: Path) -> None:
     weights.obtain_weights = lambda name, *_: obtain(name, out / "weights", None, [origin])  # type: ignore[assignment]
 
 
-FITS = ("prototypes", "training", "scoring")
 KINDS = {
-    "feature maps": Kind(
-        "04_feature/store/*/maps.f16", ("features", "prototypes"), without="cache/models/*", before=_in_workers
-    ),
-    "pooled features": Kind(
-        "04_feature/store/*/pooled.f32", ("features", "prototypes"), without="cache/models/*", before=_in_workers
-    ),
-    "keys of features": Kind("04_feature/store/*/keys.txt", ("features",)),
-    "checksums of features": Kind(
-        "04_feature/store/*/checksums.u32", ("features", "prototypes"), without="cache/models/*", before=_in_workers
-    ),
-    "state of verified features": Kind("04_feature/store/*/verified.json", ("features",)),
+    "feature maps": Kind("04_feature/store/*/00000.maps.npy", ("features",), has_checksum=False),
+    "pooled features": Kind("04_feature/store/*/00000.pooled.npy", ("features",), has_checksum=False),
+    "keys of features": Kind("04_feature/store/*/00000.keys.txt", ("features",), has_checksum=False),
     "weights": Kind("weights/resnet18.safetensors", ("features",), without="04_feature/store/*/*", before=_own_weights),
-    "cached prototypes": Kind("cache/models/prototypes-*", ("prototypes",)),
-    "cached training": Kind("cache/models/training-*", ("training",)),
-    "cached calibration": Kind("cache/models/calibration-*", ("prototypes", "training")),
-    "cached scores": Kind("cache/models/scores-*", ("scoring",)),
-    "cached pixel measures": Kind("cache/models/pixels-*", ("scoring",)),
-    "present model that knows no anomaly": Kind(
-        "06_models/synthetic/hard/initial_models/prototypes-*",
-        ("training",),
-        FITS,
-        without="cache/models/training-*",
+    **{
+        f"fit of {stage}": Kind(f"06_models/synthetic/{stage}/*.safetensors", (stage,), has_checksum=False)
+        for stage in FITS
+    },
+    "scores of one detector": Kind("06_models/synthetic/scores/*.safetensors", ("scoring",), has_checksum=False),
+    "fit that scoring reads": Kind(
+        "06_models/synthetic/calibration/*.safetensors",
+        ("scoring",),
+        ("calibration", "scoring"),
+        without="06_models/synthetic/scores/*",
         before=_in_workers,
+        has_checksum=False,
     ),
-    "present model": Kind("06_models/synthetic/hard/models/calibration-*", ("scoring",), FITS),
-    "index of models": Kind("06_models/synthetic/hard/models/index.json", ("scoring",), FITS),
     "what is known of image files": Kind("02_intermediate/synthetic/files.parquet", ("ingestion",)),
     "thumbnail": Kind("02_intermediate/synthetic/thumbnails/*.png", ("audit",)),
     "sample table": Kind("02_intermediate/synthetic/samples.parquet", ("features",), ("ingestion", "features")),
     "table of views": Kind("04_feature/synthetic/features.parquet", ("prototypes",), ("features", "prototypes")),
     "run table": Kind("05_model_input/synthetic/hard/runs.parquet", ("prototypes",), ("runs", "prototypes")),
-    "trial table": Kind("05_model_input/synthetic/hard/trials.parquet", ("prototypes",), ("runs", "prototypes")),
+    "trial table": Kind("06_models/synthetic/hard/models.parquet", ("scoring",), ("calibration", "scoring")),
     "score table": Kind("07_model_output/synthetic/hard/scores.parquet", ("evaluation",), ("scoring", "evaluation")),
 }
 
 
 def flip(file: Path) -> None:
-    """Change one bit: of a feature store, in a row that training reads."""
+    """Change one bit."""
     content = bytearray(file.read_bytes())
     content[len(content) // 3] ^= 0x10
     file.write_bytes(content)
@@ -384,6 +383,8 @@ def damage(base: Undisturbed, kind: str, how: str, name: str) -> str:
         return "named and rebuilt, equal results" if named else "rebuilt, equal results"
     line = refused(process)
     assert str(file.parent) in line, line
+    if advice := re.search(r"delete (\S+) and start again", line):
+        Path(advice[1]).unlink()
     repaired = project.run(*(known.repair or known.stages), before=before)
     assert_same(project.out, expected)
     return "named in one line; the next start rebuilds it" + (" and names it" if file.name in repaired else "")
@@ -399,10 +400,11 @@ def _resumed(base: Undisturbed, project: Project, stage: str) -> str:
 
 
 def _at_first_write(act: Callable[[], None]) -> None:
-    """In this process, act when a result is about to be put on the disk under its name, or at the second batch."""
-    from mpfm_kedro.backbones.store_folder import StoreWriter
+    """In this process, act when a result is about to be put on the disk under its name, of features the second part."""
+    from mpfm_kedro.backbones import store
 
-    sync, append, batches = os.fsync, StoreWriter.append, []
+    store.PART_SECONDS = 0  # one part per batch
+    sync = os.fsync
 
     def fsync(descriptor: int) -> None:
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
@@ -410,17 +412,7 @@ def _at_first_write(act: Callable[[], None]) -> None:
             act()
         sync(descriptor)
 
-    def append_some(self, *rows) -> None:
-        batches.append(rows)
-        if len(batches) == 2:
-            self._files[0].write(b"half a row")
-            self._files[0].flush()
-            act()
-            self._files[0].truncate(self._files[0].tell() - len(b"half a row"))
-        append(self, *rows)
-
     os.fsync = fsync  # type: ignore[assignment]
-    StoreWriter.append = append_some  # type: ignore[method-assign]
 
 
 def _kill_self() -> None:

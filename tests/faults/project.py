@@ -21,13 +21,26 @@ import numpy as np
 import pandas as pd
 import psutil
 
-from mpfm_kedro.backbones.store import row_keys
+from mpfm_kedro.backbones.store import read_keys, row_keys
 
 PROJECT = Path(__file__).parents[2]
 FEW = "n_seeds=1,known_class=spot"
-STAGES = ("ingestion", "audit", "features", "runs", "prototypes", "training", "scoring", "evaluation", "reporting")
-OF_ALL_STUDIES = STAGES[:3]
-WITH_WORKERS = ("prototypes", "training", "scoring")
+# each stage by the tags of its nodes
+# in the order in which a whole run has them
+STAGES = {
+    "ingestion": "ingestion",
+    "audit": "audit",
+    "runs": "draw_runs",
+    "features": "extract_features",
+    "prototypes": "initialise_prototypes",
+    "training": "train_mpfm",
+    "calibration": "calibrate_scores",
+    "scoring": "score_images",
+    "evaluation": "evaluate",
+    "reporting": "describe_models,draw_figures,write_report",
+}
+FITS = ("prototypes", "training", "calibration")
+WITH_WORKERS = (*FITS, "scoring")
 SECONDS = 600  # after which a process is believed to hang
 # where each stage writes first, below the output folder
 TARGETS = {
@@ -35,9 +48,8 @@ TARGETS = {
     "audit": "08_reporting/synthetic",
     "features": "04_feature/store",
     "runs": "05_model_input/synthetic/hard",
-    "prototypes": "cache/models",
-    "training": "cache/models",
-    "scoring": "cache/models",
+    **{stage: f"06_models/synthetic/{stage}" for stage in FITS},
+    "scoring": "06_models/synthetic/scores",
     "evaluation": "08_reporting/synthetic/hard",
     "reporting": "08_reporting/synthetic/hard",
 }
@@ -49,8 +61,7 @@ MADE = {
     "audit": "08_reporting/synthetic/audit.csv",
     "features": "features ",
     "runs": "05_model_input/",
-    "prototypes": "06_models/synthetic/hard/initial_models/",
-    "training": "06_models/synthetic/hard/models/",
+    **{stage: f"06_models/synthetic/{stage}/" for stage in FITS},
     "scoring": "07_model_output/synthetic/hard/scores.parquet",
     "evaluation": "08_reporting/synthetic/hard/summary.csv",
     "reporting": "08_reporting/synthetic/hard/",
@@ -63,7 +74,7 @@ STARTED: list[Process] = []
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     ["kedro.framework.cli", "matplotlib.pyplot"]
-    + [f"mpfm_kedro.{name}" for name in ("cli", "experiments.fitting", "inspection.production", "pipeline_registry")]
+    + [f"mpfm_kedro.{name}" for name in ("cli", "protocol.scores", "inspection.production", "pipeline_registry")]
 )
 
 
@@ -167,9 +178,9 @@ class Project:
 
     def arguments(self, stages: Sequence[str], setting: str = "hard", more: str = "") -> list[str]:
         """The command line of some stages of a setting; of all of them where none is named."""
-        names = [stage if stage in OF_ALL_STUDIES else f"{setting}.{stage}" for stage in stages]
-        parameters = f"data_root={self.folder / 'raw'},output_root={self.out},{FEW}{more}"
-        chosen = [f"--namespaces={','.join(names)}"] if names else []
+        few = f",{FEW}" if not stages or "runs" in stages else ""  # a parameter without an effect would be refused
+        parameters = f"data_root={self.folder / 'raw'},output_root={self.out}{few}{more}"
+        chosen = [f"--tags={','.join(STAGES[stage] for stage in stages)}"] if stages else []
         return ["run", "--env=test", f"--pipelines={setting}_setting", *chosen, f"--params={parameters}"]
 
     def start(
@@ -226,18 +237,18 @@ def results(out: Path) -> dict[str, str]:
             found[str(file.relative_to(out))] = _of_table(pd.read_parquet(file))
     for file in sorted(out.glob("08_reporting/**/*.csv")):
         found[str(file.relative_to(out))] = _of_table(pd.read_csv(file))
-    for file in sorted(out.glob("06_models/*/*/*models/*.safetensors")):
-        content = file.read_bytes()
-        tensors = content[8 + int.from_bytes(content[:8], "little") :]
-        found[str(file.relative_to(out))] = hashlib.sha256(tensors).hexdigest()
-    for file in out.glob("04_feature/store/*/keys.txt"):
-        keys = file.read_bytes().decode(errors="replace").split("\n")[:-1]
-        views = [pd.read_parquet(views) for views in out.glob("04_feature/*/views.parquet")]
+    for stage in FITS:
+        for file in sorted(out.glob(f"06_models/*/{stage}/*.safetensors")):
+            found[str(file.relative_to(out))] = hashlib.sha256(file.read_bytes()).hexdigest()
+    for store in (file.parent for file in out.glob("04_feature/store/*/store.json")):
+        views = [pd.read_parquet(views) for views in out.glob("04_feature/*/features.parquet")]
         wanted = set(row_keys(pd.concat(views)))  # others are never read
-        rows = {key: row for row, key in enumerate(keys) if key in wanted}
-        for name in ("pooled.f32", "maps.f16"):
-            table = np.fromfile(file.with_name(name), np.uint8).reshape(len(keys), -1)
-            content = b"".join(table[rows[key]].tobytes() for key in sorted(rows))
+        for name in ("pooled", "maps"):
+            rows = {}
+            for file in sorted(store.glob("*.keys.txt")):
+                numbers = np.load(file.with_name(file.name.replace("keys.txt", f"{name}.npy")))
+                rows |= dict(zip(read_keys(file), numbers, strict=True))
+            content = b"".join(rows[key].tobytes() for key in sorted(wanted & rows.keys()))
             found[f"features {name}"] = hashlib.sha256(content).hexdigest()
     return found
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fuzzing.conftest import inputs
 from fuzzing.seeds import damaged_images
 from mpfm_kedro.app.learning import Job
-from mpfm_kedro.app.server import Room, create_app
+from mpfm_kedro.app.server import AppState, create_app
 from mpfm_kedro.app.session import Session, check_file, read
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
@@ -67,7 +67,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClient,
     """The page of a small model, and what a browser sends that has loaded it."""
     session = Session(Inspector(made_model(), "cpu"), tmp_path_factory.mktemp("files"))
     here = "http://127.0.0.1:8040"
-    with TestClient(create_app(Room(session, "cpu", None, None, Job())), base_url=here) as client:
+    with TestClient(create_app(AppState(session, "cpu", None, None, Job())), base_url=here) as client:
         token = re.search("name='token' content='([^']+)'", client.get("/").text)
         assert token
         yield client, {"Origin": here, "X-Token": token[1]}

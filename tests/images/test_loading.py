@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageFile
 
 from mpfm_kedro.images import loading
-from mpfm_kedro.images.decoding import FIRST_FRAME, TURNED, UPRIGHT, UnusableImageError, decode, scale
+from mpfm_kedro.images.decoding import FIRST_FRAME, TURNED, UPRIGHT, UnusableImageError, scale
 from mpfm_kedro.images.loading import TRANSPARENT, ImageLoader
 
 LIMIT = 10_000
@@ -319,13 +319,6 @@ def test_colour_profiles_are_ignored(loader):
     np.testing.assert_array_equal(np.asarray(loader.read("profile.png")), pixels)
 
 
-def test_decoding_depends_on_its_arguments_alone(loader):
-    DEEP["twelve.png"][0](loader.folder / "twelve.png")
-    content = (loader.folder / "twelve.png").read_bytes()
-    for pixel_range, expected in (("0..4095", [0, 1, 255]), ("0..65535", [0, 0, 16]), ("0..4095", [0, 1, 255])):
-        assert np.asarray(decode("any.png", content, LIMIT, "", pixel_range))[0, :, 0].tolist() == expected
-
-
 def test_crop_is_a_box_of_the_image(loader):
     pixels = np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(loader.folder / "a.png")
@@ -360,22 +353,6 @@ def test_array_that_is_no_image_is_a_named_problem(shape, loader):
     assert examine(loader, "a.npy")["problem"]
 
 
-@pytest.mark.parametrize("suffix", ["png", "jpg", "bmp", "npy"])
-@given(data=st.data())
-@settings(max_examples=60, deadline=None)
-def test_no_content_stops_the_examination(suffix, data, tmp_path_factory):
-    content = bytearray(encoded(suffix))
-    for place in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=3)):
-        content[place] = data.draw(st.integers(0, 255))
-    content = content[: data.draw(st.integers(0, len(content)))]
-    folder = tmp_path_factory.mktemp("fuzz")
-    (folder / f"a.{suffix}").write_bytes(bytes(content))
-    small = ImageLoader("folder", folder, LIMIT, folder / "memory")
-    checked = examine(small, f"a.{suffix}")
-    if not checked["problem"]:
-        assert small.read(f"a.{suffix}").mode == "RGB"
-
-
 def png_with_header(width: int, height: int) -> bytes:
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return (
@@ -403,11 +380,6 @@ def test_array_that_claims_to_be_huge_is_refused_before_reading(loader):
     np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
     (loader.folder / "bomb.npy").write_bytes(header.getvalue() + b"\0" * 99)
     assert "max_megapixels" in examine(loader, "bomb.npy")["problem"]
-
-
-def test_array_above_the_limit_is_refused(loader):
-    np.save(loader.folder / "large.npy", np.zeros((101, 100), np.uint8))
-    assert "max_megapixels" in examine(loader, "large.npy")["problem"]
 
 
 def test_own_limit_takes_precedence_over_the_decoder_s(loader, monkeypatch):
@@ -507,7 +479,7 @@ def test_another_folder_of_the_same_dataset_is_not_mistaken_for_the_first(loader
 
 
 def test_several_processes_give_the_table_of_one(loader, tmp_path, monkeypatch):
-    monkeypatch.setattr(loading, "FILES_IN_ONE_PIECE", 2)
+    monkeypatch.setattr(loading, "FILES_PER_TASK", 2)
     names = [f"{number}.bmp" for number in range(7)]
     for number, name in enumerate(names):
         write_grey(loader.folder / name, number)

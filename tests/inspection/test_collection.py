@@ -62,3 +62,11 @@ def test_a_file_that_is_no_image_is_named(dataset, tmp_path):
     dataset.save(dataset.load().add([tmp_path / "text.png"], "anomaly", SAMPLES))
     with pytest.raises(InputError, match="cannot be used"):
         dataset.load().samples("own", "", ImageLoader("own", tmp_path, 10**6, tmp_path / "memory.parquet"))
+
+
+def test_a_changed_image_is_refused(dataset, files, tmp_path):
+    dataset.save(dataset.load().add(files[:2], "anomaly", SAMPLES))
+    collection = dataset.load()
+    Image.new("L", (8, 8), 99).save(collection.folder / collection.table["file"][0])
+    with pytest.raises(InputError, match="checksum mismatch"):
+        collection.samples("own", "", ImageLoader("own", tmp_path, 10**6, tmp_path / "memory.parquet"))

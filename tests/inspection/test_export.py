@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.position_maps import smooth_maps
@@ -112,18 +113,49 @@ def test_any_size_and_batch_gives_what_the_inspector_says(exported: Path, model:
             np.testing.assert_allclose(heat_map[i], expected.heat_map, atol=5e-3)
 
 
-def test_the_example_decides_as_the_inspector_does(exported: Path, model: Model, tmp_path: Path):
-    inspector = Inspector(model, "cpu")
-    files = []
+def save_formats(folder: Path) -> list[Path]:
+    """The same defect in all kinds of files, some of which cannot be used."""
+    (_, image), grey = images()[1], np.arange(48 * 48, dtype=np.uint16).reshape(48, 48) * 20
+    rotated = Image.Exif()
+    rotated[ExifTags.Base.Orientation] = 6
+    alpha = Image.fromarray(np.tile(np.linspace(0, 255, 48).astype(np.uint8), (48, 1)))
+    image.save(folder / "colour.png")
+    image.save(folder / "rotated.jpg", exif=rotated)
+    image.convert("L").save(folder / "grey.png")
+    image.convert("CMYK").save(folder / "cmyk.tif")
+    image.convert("P").save(folder / "palette.png", transparency=0)
+    Image.merge("RGBA", [*image.split(), alpha]).save(folder / "transparent.png")
+    Image.fromarray(grey).save(folder / "deep.png")
+    Image.fromarray(grey).save(folder / "deep.tif")
+    (folder / "text.png").write_text("not an image")
+    (folder / "cut.png").write_bytes((folder / "colour.png").read_bytes()[:100])
+    os.mkfifo(folder / "pipe.png")
+    return sorted(folder.iterdir())
+
+
+def decide_with(inspector: Inspector, file: Path) -> tuple[str, float | None]:
+    try:
+        prediction = inspector.predict(file)
+    except InputError:
+        return "error:", None
+    return prediction.decision, pytest.approx(prediction.score, abs=5e-3)
+
+
+def test_the_example_decides_as_the_inspector_does_or_refuses_alike(exported: Path, model: Model, tmp_path: Path):
+    (tmp_path / "formats").mkdir()
+    files = save_formats(tmp_path / "formats")
     for name, image in images():
         files.append(tmp_path / f"{name}.png")
         image.save(files[-1])
     run = [sys.executable, str(EXAMPLE), str(exported), *map(str, files)]
-    lines = subprocess.run(run, capture_output=True, text=True, check=True).stdout.splitlines()
-    expected = [inspector.predict(file) for file in files]
-    assert [line.split()[0] for line in lines] == [own.decision for own in expected]
-    assert [float(line.split()[1]) for line in lines] == pytest.approx([own.score for own in expected], abs=5e-3)
-    assert len({own.decision for own in expected}) > 1
+    lines = subprocess.run(run, capture_output=True, text=True, check=True, timeout=100).stdout.splitlines()
+    words = [line.split() for line in lines]
+    found = [(decision, None if decision == "error:" else float(score)) for decision, score, *_ in words]
+    inspector = Inspector(model, "cpu")
+    assert dict(zip(files, found, strict=True)) == {file: decide_with(inspector, file) for file in files}
+    refused = [file.name for file, (decision, _) in zip(files, found, strict=True) if decision == "error:"]
+    assert refused == ["cut.png", "deep.png", "deep.tif", "pipe.png", "text.png"]
+    assert len({decision for decision, _ in found}) > 2
 
 
 def test_a_flipped_decision_is_refused_and_what_was_there_stays(
@@ -147,11 +179,12 @@ def test_a_flipped_decision_is_refused_and_what_was_there_stays(
 
 def test_parity_sees_a_threshold_between_the_two_scores(exported: Path, model: Model):
     inspector, network = Inspector(model, "cpu"), open_network(exported / NETWORK)
-    image = images()[1][1]
-    score = float(run_network(network, np.asarray(image)[None])[0][0])
-    expected = inspector.predict(image).score
-    assert score != expected
-    inspector.promise = replace(inspector.promise, defective=(score + expected) / 2)
+    scores = [
+        (float(run_network(network, np.asarray(one)[None])[0][0]), inspector.predict(one).score, one)
+        for _, one in images()[:3]
+    ]
+    score, expected, image = next(row for row in scores if row[0] != row[1])
+    inspector.threshold = replace(inspector.threshold, defective=(score + expected) / 2)
     found = measure_parity(inspector, network, [("near", image), ("far", images()[3][1])])
     assert found.flips == ("near",) and found.margin == pytest.approx(abs(score - expected) / 2)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import matplotlib
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +10,7 @@ from hypothesis.extra import numpy as arrays
 from PIL import Image
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.inspection.heat_maps import USUAL, colours, find_limits, find_regions, overlay, scale
+from mpfm_kedro.inspection.heat_maps import COLOURS, USUAL, find_limits, find_regions, overlay, scale
 
 
 def test_normals_set_the_scale():
@@ -51,14 +50,6 @@ def test_boxes_cover_all_that_is_above_the_level(marked, width, height):
     assert covered[at].all()
 
 
-def test_colours_are_inferno():
-    expected = 255 * matplotlib.colormaps["inferno"](np.arange(256))[:, :3]
-    assert np.abs(colours() - expected).max() < 7
-    grey = colours() @ [0.299, 0.587, 0.114]
-    assert (np.diff(grey) > -1).all()
-    assert grey[255] - grey[0] > 200
-
-
 def test_overlay_shows_the_image_where_nothing_is_unusual():
     pixels = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
     image = Image.fromarray(pixels)
@@ -68,7 +59,7 @@ def test_overlay_shows_the_image_where_nothing_is_unusual():
     found = np.asarray(overlay(image, heat)).astype(int)
     assert found.shape == pixels.shape
     assert (found[:, :55] == pixels[:, :55]).all()
-    assert np.abs(found[:, 65:] - (0.3 * pixels[:, 65:] + 0.7 * colours()[255])).max() < 3
+    assert np.abs(found[:, 65:] - (0.3 * pixels[:, 65:] + 0.7 * COLOURS[255])).max() < 3
     assert overlay(image.convert("L"), heat).mode == "RGB"
 
 
@@ -83,7 +74,7 @@ def test_what_is_common_among_normals_hardly_covers_the_image():
     ("call", "message"),
     [
         (lambda: scale([1.0], 2, 2), "2 to 2"),
-        (lambda: find_limits(np.empty((0, 4, 4))), "at least one unseen normal"),
+        (lambda: find_limits(np.empty((0, 4, 4))), "at least one held-out normal"),
     ],
 )
 def test_bad_input_is_named(call, message):

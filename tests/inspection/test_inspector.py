@@ -14,10 +14,10 @@ from PIL import Image
 from mpfm_kedro.datasets.features import FeaturesDataset
 from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.experiments.run_data import select
 from mpfm_kedro.inspection.inspector import Inspector
 from mpfm_kedro.inspection.preparation import read_image
 from mpfm_kedro.inspection.thresholds import DEFECTIVE, GOOD, UNCERTAIN
+from mpfm_kedro.protocol.data import select
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +86,8 @@ def test_one_image_and_many_are_the_same(inspector, files, predictions):
 
 def test_another_rate_needs_no_training(inspector, files, predictions):
     highest = max(own.score for own in predictions)
-    strict = inspector.promised(0.001, 0.95)
-    loose = inspector.promised(0.3, 0.95)
+    strict = inspector.threshold_for(0.001, 0.95)
+    loose = inspector.threshold_for(0.3, 0.95)
     assert loose.defective < strict.defective < highest
     scores = sorted(inspector.normal_scores)
     assert inspector.predict(files[0], loose).decision in (GOOD, UNCERTAIN, DEFECTIVE)

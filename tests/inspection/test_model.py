@@ -30,8 +30,8 @@ def test_the_card_says_what_the_model_is(model_folder):
     assert card["format"] == FORMAT and card["dataset"] == "synthetic"
     assert card["data"]["normals"] == 48 and card["data"]["anomalies"] == 24
     assert card["data"]["classes"] == {"scratch": 12, "spot": 12}
-    assert card["promise"]["n_normals"] == 48 and not card["promise"]["kept"]
-    assert "cannot be promised" in card["promise_in_words"]
+    assert card["threshold"]["n_normals"] == 48 and not card["threshold"]["is_achievable"]
+    assert "cannot be guaranteed" in card["guarantee"]
     assert {"revision", "made", "parameters", "backbones", "pixel_range", "evaluation", "learned"} <= set(card)
     assert card["backbones"][0]["weights_digest"] and card["backbones"][0]["licence"]
 

@@ -35,7 +35,7 @@ def folder(fitted_project, tmp_path):
 def predict(inspector, tmp_path):
     def run(files, which="flagged", workers=0, **thresholds):
         log = PredictionLog.of(tmp_path / "log", inspector.card)
-        promised = replace(inspector.promise, **thresholds)
+        promised = replace(inspector.threshold, **thresholds)
         return predict_files(inspector, files, log, promised, tmp_path / "overlays", which, workers)
 
     return run
@@ -163,3 +163,23 @@ def test_an_image_bomb_is_refused_undecoded(predict, tmp_path, inspector, monkey
     table = predict([tmp_path / "large.png"])
     assert table["decision"].tolist() == [ERROR] and "40 x 40" in table["error"].iloc[0]
     assert "ingestion.max_megapixels = 0.0001" in table["error"].iloc[0]
+
+
+def test_a_link_keeps_its_name(predict, folder):
+    for name in ("first.png", "second.png"):
+        (folder / name).symlink_to(folder / "level0/image 0.png")
+    table = predict([folder / "first.png", folder / "second.png", folder / "level0/image 0.png"])
+    assert set(table["path"]) == {str(folder / name) for name in ("first.png", "second.png", "level0/image 0.png")}
+    assert table["score"].nunique() == 1
+
+
+def test_pipes_devices_and_sparse_files_are_rows_with_errors(predict, folder):
+    os.mkfifo(folder / "pipe.png")
+    (folder / "zero.png").symlink_to("/dev/zero")
+    with (folder / "sparse.png").open("wb") as sparse:
+        sparse.truncate(16_000_000_000)
+    errors = predict(find_images(str(folder))).set_index("path")["error"]
+    assert "not a regular file" in errors[str(folder / "pipe.png")]
+    assert "not a regular file" in errors[str(folder / "zero.png")]
+    assert "16,000 MB" in errors[str(folder / "sparse.png")]
+    assert (errors == "").sum() == 4

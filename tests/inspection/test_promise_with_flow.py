@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom
 
 from mpfm_kedro.detectors.mpfm.detector import load, load_fold_models
-from mpfm_kedro.inspection.thresholds import promise
+from mpfm_kedro.inspection.thresholds import choose_threshold
 from small_mpfm import CPU, fit, make_data, make_rows, specify
 
 RATE, CONFIDENCE, FITS = 0.1, 0.9, 20
@@ -34,7 +34,7 @@ def false_alarms() -> np.ndarray:
         ]
         learned = detector.score_samples(data.normals).score
         scores = detector.score_samples(normals).score
-        thresholds = [promise(own, RATE, CONFIDENCE).defective for own in (np.concatenate(held_out), learned)]
+        thresholds = [choose_threshold(own, RATE, CONFIDENCE).defective for own in (np.concatenate(held_out), learned)]
         found.append([(scores > threshold).mean() for threshold in thresholds])
     return np.array(found)
 

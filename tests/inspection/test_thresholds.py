@@ -1,4 +1,4 @@
-"""A promised false-alarm rate holds with the stated confidence, whatever the scores look like."""
+"""A guaranteed false-alarm rate holds with the stated confidence, whatever the scores look like."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from scipy.stats import beta, binom, binomtest
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.thresholds import (
+    choose_threshold,
     decide,
-    describe,
+    describe_guarantee,
     item_scores,
     least_normals,
     least_rate,
     miss_rate,
     p_values,
-    promise,
 )
 
 RATES = st.floats(0.001, 0.5)
@@ -32,8 +32,8 @@ SEVERITY = {"good": 0, "uncertain": 1, "defective": 2}
 @pytest.mark.parametrize(("rate", "n"), [(0.05, 59), (0.01, 299), (0.005, 598), (0.001, 2995)])
 def test_least_number_of_normals(rate, n):
     assert least_normals(rate, 0.95) == n
-    assert promise(np.arange(n), rate, 0.95).kept
-    assert not promise(np.arange(n - 1), rate, 0.95).kept
+    assert choose_threshold(np.arange(n), rate, 0.95).is_achievable
+    assert not choose_threshold(np.arange(n - 1), rate, 0.95).is_achievable
 
 
 @given(RATES, CONFIDENCES)
@@ -42,33 +42,33 @@ def test_least_rate_and_least_number_are_inverse(rate, confidence):
     n = least_normals(rate, confidence)
     assert least_rate(n, confidence) <= rate * (1 + 1e-9)
     assert n == 1 or least_rate(n - 1, confidence) > rate * (1 - 1e-9)
-    assert promise(np.arange(n), least_rate(n, confidence), confidence).kept
+    assert choose_threshold(np.arange(n), least_rate(n, confidence), confidence).is_achievable
 
 
 @given(st.integers(1, 800), RATES, CONFIDENCES)
 @settings(deadline=None)
 def test_thresholds_are_the_order_statistics_of_the_beta_quantiles(n, rate, confidence):
-    found = promise(np.arange(n), rate, confidence)
+    found = choose_threshold(np.arange(n), rate, confidence)
     k = np.arange(1, n + 1)
     safe = k[beta.ppf(confidence, k, n + 1 - k) <= rate * (1 + 1e-9)]
     doubtless = k[beta.ppf(1 - confidence, k, n + 1 - k) >= rate * (1 - 1e-9)]
-    assert found.kept == (len(safe) > 0)
+    assert found.is_achievable == (len(safe) > 0)
     assert found.defective == n - max(safe, default=1)
     assert found.good == (n - doubtless[0] if len(doubtless) else None)
     assert found.rate_expected == max(safe, default=1) / (n + 1)
 
 
-def test_few_normals_promise_what_they_can():
-    found = promise(np.linspace(0, 1, 100), 0.01, 0.95)
-    assert not found.kept
+def test_few_normals_guarantee_a_higher_rate():
+    found = choose_threshold(np.linspace(0, 1, 100), 0.01, 0.95)
+    assert not found.is_achievable
     assert found.defective == 1
-    assert found.rate_promised == pytest.approx(1 - 0.05 ** (1 / 100))
-    assert promise(np.linspace(0, 1, 100), found.rate_promised, 0.95).defective == 1
+    assert found.rate_guaranteed == pytest.approx(1 - 0.05 ** (1 / 100))
+    assert choose_threshold(np.linspace(0, 1, 100), found.rate_guaranteed, 0.95).defective == 1
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(("n", "rate"), [(59, 0.05), (100, 0.1), (300, 0.01), (400, 0.05), (40, 0.01)])
-def test_promise_holds_in_simulation(n, rate, tied):
+def test_the_guarantee_holds_in_simulation(n, rate, tied):
     """The true rates are known: scores are uniform, or uniform and rounded to a grid, which makes ties."""
     rng, draws, confidence = np.random.default_rng([n, tied]), 2000, 0.95
     cells = 50
@@ -77,31 +77,31 @@ def test_promise_holds_in_simulation(n, rate, tied):
         scores = rng.uniform(size=n)
         if tied:
             scores = np.floor(scores * cells)
-        found = promise(scores, rate, confidence)
+        found = choose_threshold(scores, rate, confidence)
         assert found.good is not None
         if tied:  # P(S > t) and P(S ≥ t) of a normal to come
             above[draw], at_or_above[draw] = 1 - (found.defective + 1) / cells, 1 - found.good / cells
         else:
             above[draw], at_or_above[draw] = 1 - found.defective, 1 - found.good
-    rate_promised = found.rate_promised
+    rate_guaranteed = found.rate_guaranteed
     least = binom.ppf(1e-6, draws, confidence) / draws  # what chance allows of 2,000 draws
-    assert (above <= rate_promised + 1e-9).mean() >= least
+    assert (above <= rate_guaranteed + 1e-9).mean() >= least
     assert (at_or_above >= rate - 1e-9).mean() >= least
-    if not tied:  # no more careful than it must be: one more score above the threshold breaks the promise
+    if not tied:  # no more careful than it must be: one more score above the threshold breaks the guarantee
         k = round(found.rate_expected * (n + 1))
-        assert beta.cdf(rate_promised, k + 1, n - k) < confidence
+        assert beta.cdf(rate_guaranteed, k + 1, n - k) < confidence
         assert above.mean() == pytest.approx(found.rate_expected, abs=0.01)
 
 
-def test_pieces_counted_as_items_would_break_the_promise():
+def test_images_counted_as_items_would_break_the_guarantee():
     """Eight equal pieces of each item: the rate of items holds by items only."""
     rng, draws = np.random.default_rng(0), 300
     items = np.repeat(np.arange(40), 8)
     of_items, of_pieces = [], []
     for _ in range(draws):
         scores = rng.uniform(size=40)[items]
-        of_items.append(1 - promise(scores, 0.1, 0.95, items).defective)
-        of_pieces.append(1 - promise(scores, 0.1, 0.95).defective)
+        of_items.append(1 - choose_threshold(scores, 0.1, 0.95, items).defective)
+        of_pieces.append(1 - choose_threshold(scores, 0.1, 0.95).defective)
     assert (np.array(of_items) <= 0.1).mean() >= 0.92
     assert (np.array(of_pieces) <= 0.1).mean() < 0.85
 
@@ -113,15 +113,15 @@ def test_an_item_is_its_largest_score(scores, rate, confidence, data):
     groups = np.concatenate([np.arange(len(scores)), np.array(pieces, dtype=int)])
     lower = scores[groups] - np.repeat([0.0, 1.0], [len(scores), len(pieces)])
     assert sorted(item_scores(lower, groups)) == sorted(scores)
-    assert promise(lower, rate, confidence, groups) == promise(scores, rate, confidence)
+    assert choose_threshold(lower, rate, confidence, groups) == choose_threshold(scores, rate, confidence)
     names = [f"item {number}" for number in groups]
-    assert promise(lower, rate, confidence, names) == promise(scores, rate, confidence)
+    assert choose_threshold(lower, rate, confidence, names) == choose_threshold(scores, rate, confidence)
 
 
 @given(SCORES, st.tuples(RATES, RATES), CONFIDENCES)
 @settings(deadline=None)
 def test_a_higher_rate_lowers_both_thresholds(scores, rates, confidence):
-    low, high = (promise(scores, rate, confidence) for rate in sorted(rates))
+    low, high = (choose_threshold(scores, rate, confidence) for rate in sorted(rates))
     assert high.defective <= low.defective
     assert (-np.inf if high.good is None else high.good) <= (-np.inf if low.good is None else low.good)
     assert low.good is None or low.good <= low.defective
@@ -132,7 +132,7 @@ def test_a_higher_rate_lowers_both_thresholds(scores, rates, confidence):
 @given(SCORES, RATES, st.tuples(CONFIDENCES, CONFIDENCES))
 @settings(deadline=None)
 def test_more_confidence_widens_the_band(scores, rate, confidences):
-    less, more = (promise(scores, rate, confidence) for confidence in sorted(confidences))
+    less, more = (choose_threshold(scores, rate, confidence) for confidence in sorted(confidences))
     assert more.defective >= less.defective
     assert more.good is None or (less.good is not None and more.good <= less.good)
 
@@ -143,24 +143,24 @@ def test_decisions_do_not_depend_on_the_scale(normals, scores, rate, confidence)
     def mapped(values):
         return np.exp(values / 5) - 3
 
-    found, of_mapped = promise(normals, rate, confidence), promise(mapped(normals), rate, confidence)
+    found, of_mapped = choose_threshold(normals, rate, confidence), choose_threshold(mapped(normals), rate, confidence)
     assert decide(scores, found).tolist() == decide(mapped(scores), of_mapped).tolist()
     assert p_values(scores, normals).tolist() == p_values(mapped(scores), mapped(normals)).tolist()
 
 
 def test_decisions_at_the_thresholds():
-    found = promise(np.arange(100.0), 0.1, 0.95)
+    found = choose_threshold(np.arange(100.0), 0.1, 0.95)
     decisions = decide([found.good, found.good + 1e-9, found.defective, found.defective + 1e-9], found)
     assert decisions.tolist() == ["good", "uncertain", "uncertain", "defective"]
 
 
 def test_equal_scores_of_all_normals_are_good():
-    found = promise(np.zeros(500), 0.01, 0.95)
+    found = choose_threshold(np.zeros(500), 0.01, 0.95)
     assert decide([0.0, -1.0, 1e-9], found).tolist() == ["good", "good", "defective"]
 
 
 def test_nothing_is_good_where_normals_cannot_tell():
-    found = promise([0.0, 1.0], 0.3, 0.95)
+    found = choose_threshold([0.0, 1.0], 0.3, 0.95)
     assert found.good is None
     assert decide([-5.0, 1.0, 2.0], found).tolist() == ["uncertain", "uncertain", "defective"]
 
@@ -194,35 +194,38 @@ def test_miss_rate_is_scipy_s(scores, threshold, confidence):
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high), abs=1e-9)
 
 
-def test_sentences_say_what_is_promised_and_what_is_not():
-    kept = describe(promise(np.arange(1000.0), 0.01, 0.95))
-    assert "With 95 % confidence at most 1 % of the normal items to come are called defective" in kept
-    assert "rests on 1,000 normal items" in kept
+def test_sentences_state_the_guarantee_and_the_misses():
+    kept = describe_guarantee(choose_threshold(np.arange(1000.0), 0.01, 0.95))
+    assert "With 95 % confidence at most 1 % of future normal items are called defective" in kept
+    assert "rests on 1,000 held-out normal items" in kept
     assert "cannot" not in kept
-    few = describe(promise(np.arange(100.0), 0.01, 0.95), miss_rate(np.array([200.0, 1.0]), 99.0, 0.95))
+    few = describe_guarantee(choose_threshold(np.arange(100.0), 0.01, 0.95), [200.0, 1.0])
     assert few.startswith(
-        "1 % cannot be promised: 299 unseen normal items are needed. With 95 % confidence at most 2.95"
+        "1 % cannot be guaranteed: 299 held-out normal items are needed. With 95 % confidence at most 2.95"
     )
-    assert few.endswith("Missed are 1 of 2 known anomalies: 50 %, 95 % interval 1.26 % to 98.7 %.")
+    assert few.endswith("1 of 2 known defects are missed: 50 %, 95 % interval 1.26 % to 98.7 %.")
 
 
-def test_a_promise_can_be_stored_as_strict_json():
-    for found in (promise(np.arange(9), 0.3, 0.95), promise(np.arange(400, dtype=np.float32), 0.01, 0.95)):
+def test_a_threshold_can_be_stored_as_strict_json():
+    for found in (
+        choose_threshold(np.arange(9), 0.3, 0.95),
+        choose_threshold(np.arange(400, dtype=np.float32), 0.01, 0.95),
+    ):
         assert json.loads(json.dumps(asdict(found), allow_nan=False)) == asdict(found)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: promise([], 0.01, 0.95), "at least one"),
-        (lambda: promise([1.0, np.nan], 0.01, 0.95), "1 of 2 scores of normals are not finite"),
-        (lambda: promise([1.0, np.inf], 0.01, 0.95), "not finite"),
-        (lambda: promise([1.0], 0.0, 0.95), "rate is 0.0; it must lie between 0 and 1"),
-        (lambda: promise([1.0], 1.0, 0.95), "rate is 1.0"),
-        (lambda: promise([1.0], np.nan, 0.95), "rate is nan"),
-        (lambda: promise([1.0], 0.01, 95), "confidence is 95; it must be at least 0.5 and below 1"),
-        (lambda: promise([1.0, 2.0], 0.01, 0.95, ["a"]), "1 groups for 2 scores"),
-        (lambda: decide([np.nan], promise([1.0], 0.01, 0.95)), "no decision"),
+        (lambda: choose_threshold([], 0.01, 0.95), "at least one"),
+        (lambda: choose_threshold([1.0, np.nan], 0.01, 0.95), "1 of 2 scores of normals are not finite"),
+        (lambda: choose_threshold([1.0, np.inf], 0.01, 0.95), "not finite"),
+        (lambda: choose_threshold([1.0], 0.0, 0.95), "rate is 0.0; it must lie between 0 and 1"),
+        (lambda: choose_threshold([1.0], 1.0, 0.95), "rate is 1.0"),
+        (lambda: choose_threshold([1.0], np.nan, 0.95), "rate is nan"),
+        (lambda: choose_threshold([1.0], 0.01, 95), "confidence is 95; it must be at least 0.5 and below 1"),
+        (lambda: choose_threshold([1.0, 2.0], 0.01, 0.95, ["a"]), "1 groups for 2 scores"),
+        (lambda: decide([np.nan], choose_threshold([1.0], 0.01, 0.95)), "no decision"),
         (lambda: p_values([np.nan], [1.0]), "no p-value"),
         (lambda: p_values([1.0], []), "at least one"),
         (lambda: miss_rate([], 0.5, 0.95), "scores of anomalies have shape"),

@@ -16,15 +16,15 @@ from PIL import Image
 from mpfm_kedro.images.loading import ImageLoader, dhash
 from mpfm_kedro.images.near import near_sets
 from mpfm_kedro.parameters import IngestionParameters
-from mpfm_kedro.pipelines.audit.nodes import audit_samples, find_repeats
-from mpfm_kedro.pipelines.audit.sheets import draw_contact_sheet, draw_duplicate_sheet
-from mpfm_kedro.pipelines.ingestion.nodes import check_images, drop_repeats, split_normals
+from mpfm_kedro.pipelines.audit.nodes import audit_samples, find_repeats, list_findings
+from mpfm_kedro.pipelines.ingestion.nodes import check_images, split_normals
 from mpfm_kedro.sources import get_source
 from mpfm_kedro.sources.samples import sample, sample_table
 
 PROJECT = Path(__file__).parents[2]
 DATA = PROJECT.parent / "shared" / "data"
 STRICT = IngestionParameters(allow_partial=True, max_unreadable_share=0.5, max_megapixels=100)
+GROUPED, DROPPING = (STRICT.model_copy(update={name: True}) for name in ("group_split", "drop_duplicates"))
 
 
 def picture(number: int, size: tuple[int, int] = (64, 48)) -> Image.Image:
@@ -50,7 +50,7 @@ def row(audit: pd.DataFrame, finding: str, where: str) -> tuple[int, int, int]:
 
 
 def audited(samples: pd.DataFrame) -> pd.DataFrame:
-    return audit_samples(samples, find_repeats(samples))
+    return list_findings(samples, find_repeats(samples))
 
 
 def compressed(image: Image.Image) -> Image.Image:
@@ -120,16 +120,13 @@ def test_exact_repeats_are_counted_by_place():
     assert row(audit, "exact duplicates", "across classes") == (1, 2, 1)
 
 
-def test_crops_of_one_file_are_different_images():
-    samples = table(sample_id=["a", "b"], split=["train", "test"], content_hash=["1", "1"], crop=["0,0,4,4", "4,0,8,4"])
-    assert find_repeats(samples).empty
-    assert len(find_repeats(samples.assign(crop="0,0,4,4"))) == 2
-
-
-def test_categories_do_not_meet():
-    samples = table(sample_id=["a", "b"], split=["train", "test"], content_hash=["1", "1"], category=["nut", "tile"])
-    samples["dhash"] = "0" * 63 + "1"
-    assert find_repeats(samples).empty
+def test_crops_of_one_file_and_categories_do_not_meet():
+    samples = table(sample_id=["a", "b"], split=["train", "test"], content_hash=["1", "1"])
+    alike = samples.assign(dhash="0" * 63 + "1", content_hash=["1", "2"])
+    assert len(find_repeats(samples)) == len(find_repeats(alike)) == 2
+    assert find_repeats(samples.assign(crop=["0,0,4,4", "4,0,8,4"])).empty
+    for apart in (samples, alike):
+        assert find_repeats(apart.assign(category=["nut", "tile"])).empty
 
 
 def test_near_set_needs_two_contents_and_lists_their_copies():
@@ -140,12 +137,9 @@ def test_near_set_needs_two_contents_and_lists_their_copies():
 
 
 def test_images_of_one_colour_are_a_number_and_no_set():
-    samples = table(sample_id=[f"{i:03}" for i in range(200)], split=["train"] * 200)
-    samples["content_hash"] = samples["sample_id"]
-    audit = audited(samples)
+    samples = table(sample_id=list("abcd"), split=["train"] * 4, content_hash=list("1234"))
     assert find_repeats(samples).empty
-    plain = audit[(audit["finding"] == "one colour") & (audit["where"] == "train")]
-    assert plain["images"].tolist() == [200]
+    assert audited(samples).set_index(["finding", "where"]).loc[("one colour", "train"), "images"] == 4
 
 
 def test_unreadable_files_repeat_nothing():
@@ -192,7 +186,7 @@ def test_one_line_where_train_and_test_share_images(caplog):
 def test_no_line_where_nothing_is_shared_or_all_of_it_is_dropped(caplog):
     splits = ["train", "test", "test", "anomaly", "train", "train", "train"]
     samples = table(sample_id=list("abcdefg"), split=splits, content_hash=list("1132456"))
-    dropped = drop_repeats(samples, True)
+    dropped = split_normals(samples, DROPPING)
     caplog.clear()
     audit = audited(dropped)
     assert not caplog.records
@@ -207,10 +201,10 @@ def test_contradictory_labels_are_an_error_line(caplog):
 
 @pytest.fixture
 def loader(tmp_path: Path) -> ImageLoader:
-    for number, name in enumerate(["good/0", "good/1", "good/2", "good/3", "dent/0", "dent/1"]):
+    for number, name in enumerate([*(f"good/{i}" for i in range(6)), "dent/0", "dent/1"]):
         file = tmp_path / "raw" / f"{name}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
-        picture(number % 5).save(file)  # the last repeats the first
+        picture(number % 7).save(file)  # the last repeats the first
     return ImageLoader("folder", tmp_path / "raw", 10**6, tmp_path / "memory" / "files.parquet")
 
 
@@ -229,25 +223,26 @@ def files_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def ingested(loader: ImageLoader) -> pd.DataFrame:
     listed = get_source(loader.dataset).list_samples(loader.folder)
-    return split_normals(check_images(listed, loader, STRICT))
+    return split_normals(check_images(listed, loader, STRICT), STRICT)
 
 
 def test_sheets_and_second_run_reads_no_image(loader, monkeypatch):
     samples = ingested(loader)
-    repeated = find_repeats(samples)
+    repeated, audit, contact_sheet, duplicate_sheet = audit_samples(samples, loader)
     assert repeated["sample_id"].tolist() == ["dent/1.png", "good/0.png"]
-    assert draw_contact_sheet(samples, loader).axes[0].get_title() == "normal (4)"
-    draw_duplicate_sheet(repeated, loader)
+    assert row(audit, "exact duplicates", "across labels") == (1, 2, 1)
+    assert contact_sheet.axes[0].get_title() == "normal (6)"
+    assert duplicate_sheet.axes[0].get_title() == "exact 1 (2 images): anomaly\ndent/1.png"
     read = files_read(monkeypatch)
     again = ingested(loader)
-    draw_contact_sheet(again, loader)
-    draw_duplicate_sheet(find_repeats(again), loader)
+    audit_samples(again, loader)
     assert read == []
     pd.testing.assert_frame_equal(again, samples)
 
 
 def test_sheet_without_repeats_says_so(loader):
-    figure = draw_duplicate_sheet(find_repeats(ingested(loader)).iloc[:0], loader)
+    samples = ingested(loader)
+    figure = audit_samples(samples[samples["sample_id"] != "dent/1.png"], loader)[-1]
     assert "No repeated images" in figure.texts[0].get_text()
 
 
@@ -270,33 +265,26 @@ def real_samples(name: str, folder: str, tmp_path: Path) -> pd.DataFrame:
     return ingested(ImageLoader(name, DATA / folder, 10**8, tmp_path / "files.parquet"))
 
 
-def test_brainmri_real(tmp_path):
+def test_real_repeats_and_leaks(tmp_path):
     samples = real_samples("brainmri", "brainmri", tmp_path)
     assert samples["split"].value_counts().to_dict() == {"anomaly": 155, "train": 73, "test": 25}
     audit = audited(samples)
     assert row(audit, "exact duplicates", "all")[2] == 25
     assert row(audit, "exact duplicates", "across train and test")[0] == 5
-    assert (drop_repeats(samples, True)["problem"] == "").sum() == 228
-
-
-def test_kolektor_real(tmp_path):
-    samples = real_samples("sdd", "kolektor_part", tmp_path)
-    repeated = find_repeats(samples)
+    assert (split_normals(samples, DROPPING)["problem"] == "").sum() == 228
+    parts = real_samples("sdd", "kolektor_part", tmp_path)
+    repeated = find_repeats(parts)
     assert set(repeated["group"][repeated["kind"] == "exact"]) == {"kos01", "kos26"}
-    assert row(audited(samples), "groups", "across train and test")[0] > 0
-    apart = audited(split_normals(samples.assign(split=""), group_split=True))
-    assert row(apart, "groups", "across train and test")[0] == 0
-    assert row(apart, "exact duplicates", "across train and test")[0] == 0
-
-
-def test_aitex_real(tmp_path):
-    samples = real_samples("aitex", "aitex", tmp_path)
-    audit = audited(samples)
+    patches = real_samples("aitex", "aitex", tmp_path)
+    audit = audited(patches)
     assert row(audit, "groups", "across train and test")[0] == 139  # patches of one image
     assert audit["images"][audit["finding"] == "one colour"].sum() == 175
     assert row(audit, "exact duplicates", "all")[0] == 0
-    apart = audited(split_normals(samples.assign(split=""), group_split=True))
-    assert row(apart, "groups", "across train and test")[0] == 0
+    for leaking in (parts, patches):
+        assert row(audited(leaking), "groups", "across train and test")[0] > 0
+        apart = audited(split_normals(leaking.assign(split=""), GROUPED))
+        assert row(apart, "groups", "across train and test")[0] == 0
+        assert row(apart, "exact duplicates", "across train and test")[0] == 0
 
 
 def test_pipelines_write_tables_and_sheets(tmp_path):

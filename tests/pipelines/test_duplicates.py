@@ -9,12 +9,16 @@ import pandas as pd
 import pytest
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.experiments.columns import RUN as RUN_COLUMNS
-from mpfm_kedro.experiments.columns import SETTING_SUMMARY, WITHOUT_REPEATS
-from mpfm_kedro.experiments.measures import repeated_tests, summarise_without_repeats
-from mpfm_kedro.pipelines.ingestion.nodes import drop_repeats, refuse_wrong_split, split_normals
+from mpfm_kedro.evaluation.columns import RUN as RUN_COLUMNS
+from mpfm_kedro.evaluation.columns import SETTING_SUMMARY, WITHOUT_REPEATS
+from mpfm_kedro.evaluation.measures import repeated_tests, summarise_without_repeats
+from mpfm_kedro.parameters import IngestionParameters
+from mpfm_kedro.pipelines.ingestion.nodes import refuse_wrong_split, split_normals
 from mpfm_kedro.reports.setting import write_summary
 from mpfm_kedro.sources.repeats import DROPPED, content, joined_groups
+
+PLAIN = IngestionParameters(allow_partial=True, max_unreadable_share=0, max_megapixels=1)
+GROUPED, DROPPING = (PLAIN.model_copy(update={name: True}) for name in ("group_split", "drop_duplicates"))
 
 
 def checked(groups: list[str], contents: list[str] | None = None, dataset: str = "sdd") -> pd.DataFrame:
@@ -39,40 +43,40 @@ def test_unreadable_copies_join_no_groups():
 
 def test_group_split_keeps_groups_whole_and_is_3_to_1_by_groups():
     samples = checked([f"item{number // 5}" for number in range(100)])
-    divided = split_normals(samples, group_split=True)
+    divided = split_normals(samples, GROUPED)
     sides = divided.groupby("group")["split"].agg(set)
     assert all(len(side) == 1 for side in sides)
     assert sum(side == {"test"} for side in sides) == 5
-    pd.testing.assert_frame_equal(divided, split_normals(samples, group_split=True))
+    pd.testing.assert_frame_equal(divided, split_normals(samples, GROUPED))
     refuse_wrong_split(divided)
 
 
 def test_group_split_does_not_depend_on_the_order_of_rows():
     samples = checked([f"item{number // 5}" for number in range(100)])
     shuffled = samples.sample(frac=1, random_state=0)
-    pd.testing.assert_frame_equal(split_normals(shuffled, True).sort_index(), split_normals(samples, True))
+    pd.testing.assert_frame_equal(split_normals(shuffled, GROUPED).sort_index(), split_normals(samples, GROUPED))
 
 
 def test_copies_stay_together_across_groups():
     copies = [str(number % 20) for number in range(40)]
-    divided = split_normals(checked([str(number) for number in range(40)], copies), group_split=True)
+    divided = split_normals(checked([str(number) for number in range(40)], copies), GROUPED)
     assert (divided.groupby("content_hash")["split"].nunique() == 1).all()
     assert divided["content_hash"][divided["split"] == "test"].nunique() == 5
 
 
 def test_plain_split_is_by_name():
-    divided = split_normals(checked(["one"] * 8))
+    divided = split_normals(checked(["one"] * 8), PLAIN)
     assert divided["split"].value_counts().to_dict() == {"train": 6, "test": 2}
 
 
 def test_group_split_of_one_group_is_an_error():
     with pytest.raises(InputError, match=r"group_split needs at least two groups.*kos01"):
-        split_normals(checked(["kos01"] * 8), group_split=True)
+        split_normals(checked(["kos01"] * 8), GROUPED)
 
 
 def test_group_split_of_a_dataset_with_its_own_split_says_so(caplog):
-    samples = checked(list("abcd"), dataset="mastcam").assign(split=["train", "train", "train", "test"])
-    assert split_normals(samples, group_split=True)["split"].tolist() == ["train", "train", "train", "test"]
+    samples = checked(list("abcde"), dataset="mastcam").assign(split=["train"] * 4 + ["test"])
+    assert split_normals(samples, GROUPED)["split"].tolist() == ["train"] * 4 + ["test"]
     assert "comes with its own split, which ingestion.group_split does not change" in caplog.text
 
 
@@ -93,12 +97,12 @@ def divided(contents: str, splits: list[str]) -> pd.DataFrame:
 
 def test_without_the_option_nothing_is_dropped():
     samples = divided("111112", ["train"] * 4 + ["test", "anomaly"])
-    pd.testing.assert_frame_equal(drop_repeats(samples, False), samples)
+    pd.testing.assert_frame_equal(split_normals(samples, PLAIN), samples)
 
 
 def test_first_of_each_set_is_kept(caplog):
     samples = divided("112133456", ["train", "test", "test", "train", "anomaly", "anomaly"] + ["train"] * 3)
-    dropped = drop_repeats(samples, True)
+    dropped = split_normals(samples, DROPPING)
     assert dropped["sample_id"][dropped["problem"] == ""].tolist() == ["000", "002", "004", "006", "007", "008"]
     assert dropped["problem"][1] == f"{DROPPED}repeats 000"
     assert "dropped: 3 of 9: 001, 003, 005" in caplog.text
@@ -106,7 +110,7 @@ def test_first_of_each_set_is_kept(caplog):
 
 
 def test_copies_of_both_labels_are_all_dropped(caplog):
-    dropped = drop_repeats(divided("1231456", ["train", "train", "test", "anomaly"] + ["train"] * 3), True)
+    dropped = split_normals(divided("1231456", ["train", "train", "test", "anomaly"] + ["train"] * 3), DROPPING)
     assert dropped["sample_id"][dropped["problem"] == ""].tolist() == ["001", "002", "004", "005", "006"]
     errors = [record.message for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1
@@ -115,33 +119,33 @@ def test_copies_of_both_labels_are_all_dropped(caplog):
 
 def test_unreadable_images_are_left_as_they_are():
     samples = divided("112345", ["train"] * 5 + ["test"]).assign(problem=["broken"] + [""] * 5)
-    assert drop_repeats(samples, True)["problem"].tolist() == ["broken"] + [""] * 5
+    assert split_normals(samples, DROPPING)["problem"].tolist() == ["broken"] + [""] * 5
 
 
 def test_nothing_left_to_test_is_an_error():
     samples = divided("12341", ["train"] * 4 + ["test"])
-    assert drop_repeats(samples, False) is samples
+    assert (split_normals(samples, PLAIN)["problem"] == "").all()
     with pytest.raises(InputError, match="sdd: 0 usable normal images to test, at least 1 are needed"):
-        drop_repeats(samples, True)
+        split_normals(samples, DROPPING)
 
 
-@pytest.mark.parametrize("drop_duplicates", [False, True])
+@pytest.mark.parametrize("parameters", [PLAIN, DROPPING])
 @pytest.mark.parametrize(
     ("broken", "message"), [(0, "sdd: 3 .* to train, at least 4"), (4, "sdd: 0 .* to test, at least 1")]
 )
-def test_unreadable_images_count_for_neither_side(broken, message, drop_duplicates):
+def test_unreadable_images_count_for_neither_side(broken, message, parameters):
     samples = divided("12345", ["train"] * 4 + ["test"])
-    assert (drop_repeats(samples, drop_duplicates)["problem"] == "").all()
+    assert (split_normals(samples, parameters)["problem"] == "").all()
     samples.loc[broken, "problem"] = "broken"
     with pytest.raises(InputError, match=message):
-        drop_repeats(samples, drop_duplicates)
+        split_normals(samples, parameters)
 
 
 def test_each_category_needs_its_own_normals():
     enough = divided("12345", ["train"] * 4 + ["test"]).assign(category="nut")
     few = divided("6789", ["train"] * 3 + ["test"]).assign(category="tile")
     with pytest.raises(InputError, match="sdd tile: 3 usable normal images to train, at least 4 are needed"):
-        drop_repeats(pd.concat([enough, few], ignore_index=True), False)
+        split_normals(pd.concat([enough, few], ignore_index=True), PLAIN)
 
 
 RUN = {

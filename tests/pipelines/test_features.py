@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,17 +25,17 @@ from mpfm_kedro.backbones import extraction
 from mpfm_kedro.backbones.extraction import Backbone, ExtractedBatch
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.backbones.networks import random_network
-from mpfm_kedro.backbones.store import FeatureStore, extraction_version, row_keys
-from mpfm_kedro.backbones.store_folder import StoreFolder, StoreWriter
+from mpfm_kedro.backbones.store import FeatureStore, StoreFolder, StoreWriter, extraction_version, row_keys
 from mpfm_kedro.backbones.weights import digest
 from mpfm_kedro.datasets.weights import BackboneWeights
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.parameters import ComputeParameters, FeatureParameters
-from mpfm_kedro.pipelines.features import shards
-from mpfm_kedro.pipelines.features.nodes import extract_features, plan_views
+from mpfm_kedro.pipelines.features import extraction as stage
+from mpfm_kedro.pipelines.features.extraction import Extraction
+from mpfm_kedro.pipelines.features.nodes import plan_views
 
-HERE = ComputeParameters(processes=0, dask_scheduler=None)  # on this machine
+HERE = ComputeParameters(processes=0, dask_scheduler=None, device="cpu")  # on this machine
 
 CONF = Path(__file__).parents[2] / "conf" / "base"
 BASE = yaml.safe_load((CONF / "parameters_features.yml").read_text())["features"]
@@ -113,7 +113,7 @@ def test_deep_images_have_the_features_of_eight_bits_and_another_range_is_never_
 
     def pooled(pixel_range: str) -> np.ndarray:
         views = plan_views(samples.assign(pixel_range=[pixel_range, ""]), SIZE, parameters())
-        features = extract_features(views, images, [weights], FeatureStore(tmp_path / "s"), "cpu", parameters(), HERE)
+        features = Extraction(views, images, [weights], parameters(), HERE).run(FeatureStore(tmp_path / "s"))
         return features.store.pooled[features.rows(["a", "b"])]
 
     same, darker = pooled("0..1"), pooled("0..2")
@@ -125,16 +125,9 @@ def test_deep_images_have_the_features_of_eight_bits_and_another_range_is_never_
 def test_last_batch_may_have_one_image(images, weights, tmp_path):
     """Eight views in batches of seven: a tensor of one position would index a string."""
     views = plan(images).assign(image_size=SIZE).iloc[:8]
-    features = extract_features(
-        views, images, [weights], FeatureStore(tmp_path / "s"), "cpu", parameters(batch_size=7), HERE
-    )
+    extraction = Extraction(views, images, [weights], parameters(batch_size=7), HERE)
+    features = extraction.run(FeatureStore(tmp_path / "s"))
     assert sorted(features.store.keys()) == sorted(row_keys(views))
-
-
-def test_without_further_views_each_image_is_seen_once():
-    views = plan_views(SAMPLES, SIZE, parameters(cutmix_views=0, anomaly_views=[]))
-    assert views["sample_id"].tolist() == ["a", "c", "d"]
-    assert set(views["view"]) == {"original"}
 
 
 @pytest.mark.parametrize(
@@ -187,7 +180,7 @@ def plan(images: ImageLoader) -> pd.DataFrame:
 
 def run(images: ImageLoader, weights: BackboneWeights, root: Path, size: int = SIZE, **changes: Any) -> Features:
     views = plan(images).assign(image_size=size)
-    return extract_features(views, images, [weights], FeatureStore(root), "cpu", parameters(**changes), HERE)
+    return Extraction(views, images, [weights], parameters(**changes), HERE).run(FeatureStore(root))
 
 
 def by_view(features: Features) -> tuple[np.ndarray, np.ndarray]:
@@ -197,20 +190,13 @@ def by_view(features: Features) -> tuple[np.ndarray, np.ndarray]:
 
 def test_shards_on_dask_have_the_same_rows_bit_by_bit(images, weights, tmp_path, monkeypatch):
     distributed = pytest.importorskip("distributed", reason="the extra 'dask' is not installed")
-    monkeypatch.setattr(shards, "BATCHES", 2)
+    monkeypatch.setattr(stage, "BATCHES", 2)
     here = run(images, weights, tmp_path / "here", batch_size=3)
     views = plan(images).assign(image_size=SIZE)
     with distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=None, protocol="tcp://") as cluster:
-        compute = ComputeParameters(processes=0, dask_scheduler=cluster.scheduler_address)
-        there = extract_features(
-            views,
-            images,
-            [weights],
-            FeatureStore(tmp_path / "there"),
-            "cpu",
-            parameters(batch_size=3, workers=1),
-            compute,
-        )
+        compute = ComputeParameters(processes=0, dask_scheduler=cluster.scheduler_address, device="cpu")
+        sharded = Extraction(views, images, [weights], parameters(batch_size=3, workers=1), compute)
+        there = sharded.run(FeatureStore(tmp_path / "there"))
     for ours, theirs in zip(by_view(here), by_view(there), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert len(there.store.keys()) == 14
@@ -281,9 +267,7 @@ def test_backbones_side_by_side_have_the_rows_of_each_alone(images, weights, tmp
     alone = [run(images, one, tmp_path / "alone") for one in (weights, squeezenet(1))]
     reads.clear()
     views = plan(images).assign(image_size=SIZE)
-    both = extract_features(
-        views, images, [weights, squeezenet(1)], FeatureStore(tmp_path / "alone"), "cpu", parameters(), HERE
-    )
+    both = Extraction(views, images, [weights, squeezenet(1)], parameters(), HERE).run(FeatureStore(tmp_path / "alone"))
     assert reads == []
     assert [one.store.folder for one in (both, *both.beside)] == [one.store.folder for one in alone]
     assert both.beside[0].index.equals(alone[1].index)
@@ -306,8 +290,7 @@ def test_equal_images_share_their_rows(images, weights, tmp_path, reads):
     assert features.rows(["8"]).tolist() == features.rows(["0"]).tolist()
 
 
-@pytest.mark.parametrize("moment", ["between batches", "before the keys"])
-def test_interrupted_extraction_resumes(moment, images, weights, tmp_path, reads, monkeypatch):
+def test_interrupted_extraction_resumes(images, weights, tmp_path, reads, monkeypatch):
     undisturbed = run(images, weights, tmp_path / "undisturbed")
     reads.clear()
     append, batches = StoreWriter.append, []
@@ -315,19 +298,15 @@ def test_interrupted_extraction_resumes(moment, images, weights, tmp_path, reads
     def interrupt(self: StoreWriter, keys: list[str], pooled: np.ndarray, maps: np.ndarray) -> None:
         batches.append(keys)
         if len(batches) == 4:
-            if moment == "before the keys":
-                append(self, [], pooled, maps)
             raise KeyboardInterrupt
         append(self, keys, pooled, maps)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(StoreWriter, "append", interrupt)
         run(images, weights, tmp_path / "store")
-    (keys,) = (tmp_path / "store").glob("*/keys.txt")
-    assert keys.read_text().count("\n") == 6
-    reads.clear()
+    assert len(reads) == 8
     resumed = run(images, weights, tmp_path / "store")
-    assert len(reads) == 14 - 6
+    assert len(reads) == 8 + 14 - 6
     assert resumed.digest == undisturbed.digest
     for found, expected in zip(by_view(resumed), by_view(undisturbed), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
@@ -368,12 +347,8 @@ def test_too_little_disk_is_said_before_any_image_is_decoded(images, weights, tm
     assert reads == []
 
 
-def extract_in_another_process(images: ImageLoader, root: Path, log: Path, ready: Callable[[], object] | None) -> None:
-    """Compute all features; with ``ready`` call it once the missing ones are known and before the store is locked."""
+def extract_in_another_process(images: ImageLoader, root: Path, log: Path) -> None:
     logging.basicConfig(filename=log, level=logging.INFO, format="%(message)s")
-    writing = StoreFolder.writing
-    if ready is not None:
-        StoreFolder.writing = lambda self: (ready(), writing(self))[1]  # type: ignore[method-assign]
     run(images, squeezenet(0), root)
 
 
@@ -389,7 +364,7 @@ def assert_whole(root: Path, expected: Features) -> None:
 def test_second_process_waits_and_computes_what_is_still_missing(images, weights, tmp_path):
     expected = run(images, weights, tmp_path / "alone")
     store, log = FeatureStore(tmp_path / "store").open(expected.store.spec), tmp_path / "log"
-    arguments = (images, tmp_path / "store", log, None)
+    arguments = (images, tmp_path / "store", log)
     process = get_context("spawn").Process(target=extract_in_another_process, args=arguments)
     with store.writing() as writer:
         process.start()
@@ -408,53 +383,18 @@ def test_second_process_waits_and_computes_what_is_still_missing(images, weights
     assert_whole(tmp_path / "store", expected)
 
 
-def test_two_processes_at_once_neither_lose_nor_double_a_row(images, weights, tmp_path):
-    expected = run(images, weights, tmp_path / "alone")
-    context = get_context("spawn")
-    ready = context.Barrier(2, timeout=120).wait  # both find everything missing, then one after the other locks
-    processes = [
-        context.Process(target=extract_in_another_process, args=(images, tmp_path / "store", tmp_path / name, ready))
-        for name in ("first", "second")
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-        assert process.exitcode == 0
-    assert_whole(tmp_path / "store", expected)
-    lines = [line for name in ("first", "second") for line in (tmp_path / name).read_text().splitlines()]
-    assert sorted(line.split(" views")[0] for line in lines if "are new" in line) == [
-        "Features: 0 of 14",
-        "Features: 14 of 14",
-    ]
+def test_what_another_process_wrote_meanwhile_is_not_computed_again(images, weights, tmp_path, reads, monkeypatch):
+    expected = run(images, weights, tmp_path / "store")
+    reads.clear()
+    missing, asked = StoreFolder.missing, []
 
+    def nothing_there_at_first(self: StoreFolder, keys: list[str]) -> list[str]:
+        asked.append(keys)
+        return list(keys) if len(asked) == 1 else missing(self, keys)
 
-@pytest.mark.parametrize("name", ["maps.f16", "keys.txt"])
-def test_a_damaged_row_is_extracted_again_with_the_same_rounding(name, images, weights, tmp_path, monkeypatch):
-    """In a whole batch, as it was before: alone in one it can round otherwise."""
-    sizes, extract = [], extraction.extract
-
-    def extract_counted(*arguments: Any) -> Iterator[ExtractedBatch]:
-        for batch in extract(*arguments):
-            sizes.append(len(batch.positions))
-            yield batch
-
-    monkeypatch.setattr(extraction, "extract", extract_counted)
-    before = by_view(run(images, weights, tmp_path / "store", batch_size=7))
-    (file,) = (tmp_path / "store").glob(f"*/{name}")
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2 + 1] ^= 16
-    if name == "keys.txt":  # as an ageing disk does, after all was verified
-        run(images, weights, tmp_path / "store", batch_size=7)
-    found = file.stat()
-    file.write_bytes(content)
-    if name == "keys.txt":
-        os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
-    again = run(images, weights, tmp_path / "store", batch_size=7)
-    assert sizes == [7, 7, 7]
-    assert len(again.store.keys()) == 15  # the damaged one is there twice, the last one counts
-    for part, expected in zip(by_view(again), before, strict=True):
-        np.testing.assert_array_equal(part, expected)
+    monkeypatch.setattr(StoreFolder, "missing", nothing_there_at_first)
+    assert run(images, weights, tmp_path / "store").index.equals(expected.index)
+    assert len(asked) == 2 and reads == []
 
 
 class KilledLoader(ImageLoader):

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,24 +23,25 @@ from PIL import Image
 from sklearn.model_selection import train_test_split
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.experiments.protocol import make_general_runs, make_hard_runs
 from mpfm_kedro.images.loading import ImageLoader
-from mpfm_kedro.parameters import FeatureParameters, IngestionParameters
+from mpfm_kedro.parameters import FeatureParameters, IngestionParameters, ProtocolParameters
 from mpfm_kedro.pipelines.features.nodes import plan_views
 from mpfm_kedro.pipelines.ingestion.nodes import check_images, list_samples, refuse_wrong_split, split_normals
+from mpfm_kedro.protocol.runs import make_general_runs, make_hard_runs
 from mpfm_kedro.sources import get_source
 from mpfm_kedro.sources.samples import sample, sample_table
 
 CONF = Path(__file__).parents[2] / "conf" / "base"
 STRICT = IngestionParameters(**yaml.safe_load((CONF / "parameters_ingestion.yml").read_text())["ingestion"])
 FEATURES = FeatureParameters(**yaml.safe_load((CONF / "parameters_features.yml").read_text())["features"])
+PROTOCOL = ProtocolParameters(known_class="scratch", n_anomalies=[1, 3], n_seeds=2, first_seed=0, group_split=False)
 PARTIAL = STRICT.model_copy(update={"allow_partial": True})
 LENIENT = STRICT.model_copy(update={"max_unreadable_share": 0.5})
 
 
-def draw(file: Path, mode: str = "RGB") -> None:
+def draw(file: Path, mode: str = "RGB", colour: tuple[int, int, int] = (0, 0, 0)) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, (6, 4)).save(file)
+    Image.new("RGB", (6, 4), colour).convert(mode).save(file)
 
 
 @pytest.fixture
@@ -56,13 +57,12 @@ def own(loader, tmp_path) -> ImageLoader:
     """Twelve normals and six anomalies of each of two classes."""
     for folder, number in (("good", 12), ("dent", 6), ("scratch", 6)):
         for i in range(number):
-            draw(tmp_path / "own" / folder / f"{i:02}.png")
-            Image.new("RGB", (6, 4), (len(folder), i, 0)).save(tmp_path / "own" / folder / f"{i:02}.png")
+            draw(tmp_path / "own" / folder / f"{i:02}.png", colour=(len(folder), i, 0))
     return loader("folder", tmp_path / "own")
 
 
 def ingest(images: ImageLoader, parameters: IngestionParameters) -> pd.DataFrame:
-    return split_normals(check_images(list_samples(images, "all", parameters), images, parameters))
+    return split_normals(check_images(list_samples(images, "all", parameters), images, parameters), parameters)
 
 
 def splits(samples: pd.DataFrame) -> dict[str, str]:
@@ -72,7 +72,7 @@ def splits(samples: pd.DataFrame) -> dict[str, str]:
 def test_elpv_has_the_published_split(tmp_path, loader):
     pytest.importorskip("elpv_dataset", reason="the package elpv-dataset is not installed")
     images = loader("elpv", get_source("elpv").locate(tmp_path))
-    samples = split_normals(list_samples(images, "all", STRICT))
+    samples = split_normals(list_samples(images, "all", STRICT).assign(problem=""), STRICT)
     assert samples["split"].value_counts().to_dict() == {"train": 1131, "test": 377, "anomaly": 715}
     assert refuse_wrong_split(samples) is samples
 
@@ -86,7 +86,7 @@ def small_elpv(folder: Path) -> Path:
     return folder
 
 
-def test_counts_that_are_not_the_published_ones_are_named(tmp_path, loader):
+def test_other_counts_than_published_are_an_error_unless_allowed(tmp_path, loader, caplog):
     images = loader("elpv", small_elpv(tmp_path / "elpv"))
     with pytest.raises(InputError) as raised:
         list_samples(images, "all", STRICT)
@@ -98,18 +98,13 @@ def test_counts_that_are_not_the_published_ones_are_named(tmp_path, loader):
         "allow_partial",
     ):
         assert part in str(raised.value)
-
-
-def test_partial_copy_is_used_when_allowed(tmp_path, loader, caplog):
-    images = loader("elpv", small_elpv(tmp_path / "elpv"))
-    with caplog.at_level(logging.WARNING):
-        assert len(list_samples(images, "all", PARTIAL)) == 5
+    assert len(list_samples(images, "all", PARTIAL)) == 5
     assert "2 normal images, published are 1508" in caplog.text
 
 
 def mvtec(folder: Path) -> Path:
     for category, defects in (("carpet", ("color", "hole")), ("bottle", ("contamination",))):
-        for name in ("train/good/000", "train/good/001", "train/good/002", "test/good/000"):
+        for name in (*(f"train/good/{i}" for i in range(4)), "test/good/000"):
             draw(folder / category / f"{name}.png")
         for defect in defects:
             draw(folder / category / "test" / defect / "000.png")
@@ -125,7 +120,7 @@ def test_one_category_is_chosen_and_an_unknown_one_named(tmp_path, loader):
     assert carpet.index.tolist() == list(range(len(carpet)))
     with pytest.raises(InputError, match="'carpt' of mvtec_ad; it has: bottle, carpet"):
         list_samples(images, "carpt", PARTIAL)
-    with pytest.raises(InputError, match=r"MVTec AD bottle: .* 4 normal images, published are 229; 1 anomalies"):
+    with pytest.raises(InputError, match=r"MVTec AD bottle: .* 5 normal images, published are 229; 1 anomalies"):
         list_samples(images, "bottle", STRICT)
 
 
@@ -142,14 +137,13 @@ def test_own_split_is_kept(tmp_path, loader):
 def test_unreadable_image_is_named_and_moves_no_other_one(own, caplog):
     before = ingest(own, STRICT)
     assert (before["problem"] == "").all()
-    victims = ["good/03.png", "dent/02.png"]
+    victims = ["dent/02.png", "good/03.png"]
     for name in victims:
         (own.folder / name).write_bytes((own.folder / name).read_bytes()[:40])
-    with caplog.at_level(logging.WARNING):
-        after = ingest(own, LENIENT)
+    after = ingest(own, LENIENT)
     assert all(str(own.folder / name) in caplog.text for name in victims)
     assert splits(after) == splits(before)
-    assert after["sample_id"][after["problem"] != ""].tolist() == sorted(victims)
+    assert after["sample_id"][after["problem"] != ""].tolist() == victims
     assert refuse_wrong_split(after) is after
 
 
@@ -161,7 +155,7 @@ def test_unreadable_image_reaches_neither_views_nor_runs(own):
         (own.folder / name).write_bytes(b"damaged")
     samples = ingest(own, LENIENT)
     assert not victims & set(plan_views(samples, 64, FEATURES)["sample_id"])
-    for runs in (make_general_runs(samples, [1, 5], 2), make_hard_runs(samples, "scratch", 3, 2)):
+    for runs in (make_general_runs(samples, PROTOCOL), make_hard_runs(samples, PROTOCOL)):
         for column in ("train_normals", "known_anomalies", "test_normals", "test_anomalies"):
             assert all(not victims & set(ids) for ids in runs[column])
         train = set(samples["sample_id"][samples["split"] == "train"])
@@ -187,24 +181,26 @@ def test_no_readable_image_is_an_error_whatever_is_allowed(own):
     assert str(own.folder) in str(raised.value)
 
 
-def test_converted_modes_are_reported(own, caplog):
-    draw(own.folder / "good" / "01.png", "RGBA")
-    draw(own.folder / "good" / "02.png", "RGBA")
-    draw(own.folder / "dent" / "00.png", "1")
-    draw(own.folder / "dent" / "01.png", "L")
-    with caplog.at_level(logging.WARNING):
-        ingest(own, STRICT)
-    assert "2 images of pixel format RGBA (with transparency): converted to RGB, for example good/01.png" in caplog.text
-    assert "1 image of pixel format one bit: converted to RGB, for example dent/00.png" in caplog.text
-    assert "pixel format L" not in caplog.text
+def test_what_decoding_did_is_said_once_for_all_images(own, caplog):
+    for name, mode in (("good/01", "RGBA"), ("good/02", "RGBA"), ("dent/00", "1"), ("dent/01", "L")):
+        draw(own.folder / f"{name}.png", mode)
+    Image.new("RGBA", (6, 4), (9, 9, 9, 100)).save(own.folder / "good" / "00.png")
+    frames = [Image.new("L", (6, 4), value) for value in (1, 2)]
+    frames[0].save(own.folder / "dent" / "pages.tif", save_all=True, append_images=frames[1:])
+    ingest(own, STRICT)
+    assert sorted(caplog.messages) == [
+        "1 image of pixel format one bit: converted to RGB, for example dent/00.png",
+        "1 image: only the first of several frames is used, for example dent/pages.tif",
+        "1 image: transparent pixels become black, for example good/00.png",
+        "3 images of pixel format RGBA (with transparency): converted to RGB, for example good/00.png",
+    ]
 
 
 def test_own_images_have_their_name_in_every_table(own):
-    listed = list_samples(own, "all", STRICT, "bolts")
-    samples = split_normals(check_images(listed, own, STRICT))
+    samples = split_normals(check_images(list_samples(own, "all", STRICT, "bolts"), own, STRICT), STRICT)
     assert set(samples["dataset"]) == {"bolts"}
     assert refuse_wrong_split(samples) is samples
-    assert set(make_general_runs(samples, 3, 1)["dataset"]) == {"bolts"}
+    assert set(make_general_runs(samples, PROTOCOL)["dataset"]) == {"bolts"}
 
 
 def test_another_folder_of_the_same_name_is_reported(own, tmp_path, caplog):
@@ -253,18 +249,6 @@ def test_images_of_eight_bits_have_no_range_whatever_is_set(own):
     assert set(ingest(own, STRICT.model_copy(update={"pixel_range": "0..4095"}))["pixel_range"]) == {""}
 
 
-def test_what_decoding_did_is_said_once_for_all_images(own, caplog):
-    for number in range(3):
-        Image.new("RGBA", (6, 4), (9, number, 9, 100)).save(own.folder / "good" / f"0{number}.png")
-    frames = [Image.new("L", (6, 4), value) for value in (1, 2)]
-    frames[0].save(own.folder / "dent" / "pages.tif", save_all=True, append_images=frames[1:])
-    with caplog.at_level(logging.WARNING):
-        ingest(own, STRICT)
-    assert caplog.messages.count("3 images: transparent pixels become black, for example good/00.png") == 1
-    assert sum("transparent" in line for line in caplog.messages) == 1
-    assert "1 image: only the first of several frames is used, for example dent/pages.tif" in caplog.messages
-
-
 def checked(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
     """Listed samples as if all images were readable and different."""
     table = sample_table(rows)
@@ -276,13 +260,13 @@ def normals(number: int) -> pd.DataFrame:
     return checked(sample("folder", f"good/{i}.png", 0) for i in range(number))
 
 
-@given(number=st.integers(2, 80), order=st.randoms(use_true_random=False))
+@given(number=st.integers(6, 80), order=st.randoms(use_true_random=False))
 @settings(max_examples=40, deadline=None)
 def test_normals_are_split_three_to_one_over_their_sorted_names(number, order):
     table = normals(number)
     shuffled = list(table.index)
     order.shuffle(shuffled)
-    samples = split_normals(table.loc[shuffled].reset_index(drop=True))
+    samples = split_normals(table.loc[shuffled].reset_index(drop=True), STRICT)
     train, test = train_test_split(sorted(table["sample_id"]), test_size=0.25, random_state=42)
     assert splits(samples) == dict.fromkeys(train, "train") | dict.fromkeys(test, "test")
     assert len(test) == int(np.ceil(number / 4))
@@ -291,7 +275,7 @@ def test_normals_are_split_three_to_one_over_their_sorted_names(number, order):
 def test_each_category_is_split_by_itself():
     table = pd.concat([normals(8).assign(category="a"), normals(8).assign(category="b")], ignore_index=True)
     table["sample_id"] = table["category"] + "/" + table["sample_id"]
-    samples = split_normals(table)
+    samples = split_normals(table, STRICT)
     assert samples.groupby("category")["split"].value_counts().to_dict() == {
         (category, split): n for category in "ab" for split, n in (("train", 6), ("test", 2))
     }
@@ -299,59 +283,37 @@ def test_each_category_is_split_by_itself():
 
 def test_one_normal_cannot_be_split():
     with pytest.raises(InputError, match="at least two normal images, found 1"):
-        split_normals(normals(1))
+        split_normals(normals(1), STRICT)
 
 
-def wrong(change: Callable[[pd.DataFrame], None]) -> pd.DataFrame:
-    rows = [sample("elpv", f"good/{i}.png", 0) for i in range(8)]
-    samples = split_normals(checked([*rows, sample("elpv", "bad/0.png", 1, "mono")]))
-    change(samples)
-    return samples
-
-
-def move_one(samples: pd.DataFrame) -> None:
-    samples.loc[samples.index[samples["split"] == "test"][0], "split"] = "train"
-
-
-def leave_open(samples: pd.DataFrame) -> None:
-    samples.loc[samples.index[samples["split"] == "test"][0], "split"] = ""
-
-
-def no_test(samples: pd.DataFrame) -> None:
-    samples.loc[samples["split"] == "test", "split"] = "train"
-
-
-def anomaly_as_normal(samples: pd.DataFrame) -> None:
-    samples.loc[samples["label"] == 1, "split"] = "train"
+def to_train(samples: pd.DataFrame, which: Any) -> pd.DataFrame:
+    return samples.assign(split=samples["split"].mask(which, "train"))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (move_one, "7 to 1 normals is not a 3:1 split"),
-        (leave_open, "every normal belongs to train or test"),
-        (no_test, "every normal belongs to train or test"),
-        (anomaly_as_normal, "an anomaly is in the split of the normals"),
+        (lambda samples: to_train(samples, samples.index == samples["split"].eq("test").idxmax()), "7 to 1 normals is"),
+        (lambda samples: samples.replace({"split": {"test": ""}}), "every normal belongs to train or test"),
+        (lambda samples: to_train(samples, samples["split"] == "test"), "every normal belongs to train or test"),
+        (lambda samples: to_train(samples, samples["label"] == 1), "an anomaly is in the split of the normals"),
     ],
 )
-def test_wrong_split_is_refused(change, message):
-    with pytest.raises(InputError, match=message):
-        refuse_wrong_split(wrong(change))
-
-
-def test_catalog_refuses_a_wrong_split_on_disk(tmp_path):
-    entry = {"type": "mpfm_kedro.datasets.files.AtomicParquetDataset", "filepath": str(tmp_path / "samples.parquet")}
-    wrong(move_one).to_parquet(tmp_path / "samples.parquet")
+def test_catalog_refuses_a_wrong_split_on_disk(change, message, tmp_path):
     validator = f"{refuse_wrong_split.__module__}.{refuse_wrong_split.__name__}"
+    entry = {"type": "mpfm_kedro.datasets.tables.TableDataset", "filepath": str(tmp_path / "samples.parquet")}
     catalog = DataCatalog.from_config({"samples": {**entry, "validator": validator}})
-    with pytest.raises(Exception, match="7 to 1 normals is not a 3:1 split"):
+    rows = [sample("elpv", f"good/{i}.png", 0) for i in range(8)]
+    right = split_normals(checked([*rows, sample("elpv", "bad/0.png", 1, "mono")]), STRICT)
+    change(right).to_parquet(tmp_path / "samples.parquet")
+    with pytest.raises(Exception, match=message):
         catalog.load("samples")
 
 
 class KilledLoader(ImageLoader):
     """One whose worker processes are killed at their first images."""
 
-    def _examine_piece(self, tasks: list[tuple[str, list[str]]]) -> list[list[dict[str, Any]]]:
+    def examine_crops(self, path: str, crops: Sequence[str]) -> list[dict[str, Any]]:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 

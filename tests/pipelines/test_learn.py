@@ -11,11 +11,10 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from mpfm_kedro.configuration import project_loader
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.collection import COLUMNS, Collection
-from mpfm_kedro.parameters import IngestionParameters, check_parameters
-from mpfm_kedro.pipelines.learn.nodes import add_images, learning_specifications, summarise_learning
+from mpfm_kedro.parameters import IngestionParameters
+from mpfm_kedro.pipelines.learn.nodes import add_images, summarise_learning
 
 SAMPLES = pd.DataFrame({"content_hash": ["other"], "label": [0]})
 INGESTION = IngestionParameters(
@@ -72,24 +71,13 @@ def test_what_an_interrupted_run_had_kept_can_be_learned(empty: Collection, tmp_
         add(tmp_path / "1.png", interrupted, interrupted.table.to_dict("records"))
 
 
-@pytest.mark.parametrize(
-    ("known", "methods"), [([2, 3], ["MPFM"]), ([0, 1], ["MPFM", "MPFM, no anomaly known"])], ids=["some", "none"]
-)
-def test_only_mpfm_is_fitted_where_anomalies_are_known(known: list[int], methods: list[str]):
-    parameters = check_parameters(project_loader("test")["parameters"])
-    groups = parameters.prototypes, parameters.repairs, parameters.training
-    runs = pd.DataFrame({"known_anomalies": [["x"] * number for number in known]})
-    found = learning_specifications(runs, *groups, parameters.backbone)
-    assert [each.name for each in found] == methods
-
-
 @pytest.mark.parametrize(("auc", "said"), [(0.75, "0.750, 0.900"), (np.nan, "undefined, 0.900")])
 def test_the_auc_before_and_after_is_that_of_mpfm(auc: float, said: str):
     methods = ["MPFM", "MPFM, no anomaly known"]
     metrics = pd.DataFrame(
         {"run": ["before"] * 2 + ["after"] * 2, "method": methods * 2, "auc": [auc, 0.5, 0.9, 0.5]},
     )
-    both: Any = SimpleNamespace(card={"promise_in_words": ""})
+    both: Any = SimpleNamespace(card={"guarantee": ""})
     compared = pd.DataFrame(columns=["path", "decision_before", "decision_after"])
     text = summarise_learning(both, both, compared, metrics)
-    assert f"before and after learning: {said}" in text
+    assert f"AUC of the general setting, without and with all learned images: {said}" in text

@@ -7,22 +7,18 @@ import pandas as pd
 import pytest
 from scipy.stats import median_abs_deviation
 
-from experiments.synthetic_trials import one, trial_costs, trial_scores
-from mpfm_kedro.experiments.false_alarms import (
+from evaluation.synthetic_trials import one, trial_costs, trial_scores
+from mpfm_kedro.evaluation.false_alarms import (
     chance_unevenness,
     false_alarms_by_mode,
     separation,
     uneven_false_alarms,
 )
-from mpfm_kedro.experiments.intervals import paired_differences
-from mpfm_kedro.experiments.measures import measure_trials, summarise
-from mpfm_kedro.experiments.published import load_published_ablation
-from mpfm_kedro.reports.ablation import ablation_table, write_ablation, write_ablation_page
-from mpfm_kedro.reports.sensitivity import (
-    sensitivity_table,
-    write_sensitivity,
-    write_sensitivity_page,
-)
+from mpfm_kedro.evaluation.intervals import paired_differences
+from mpfm_kedro.evaluation.measures import measure_trials, summarise
+from mpfm_kedro.evaluation.published import load_published_ablation
+from mpfm_kedro.reports.ablation import ablation_table, write_ablation
+from mpfm_kedro.reports.sensitivity import sensitivity_table, write_sensitivity
 from mpfm_kedro.reports.study_figures import draw_ablation, draw_false_alarms, draw_sensitivity
 
 
@@ -48,7 +44,7 @@ def test_variants_are_beside_published_results(scores, table):
     assert row["published_mean"] == 0.946
     assert row["published_difference"] == pytest.approx(-0.016)
     assert np.isnan(one(table, method="without MPFL", setting="general")["published_mean"])
-    lines = write_ablation(table, separation(scores), false_alarms_by_mode(scores)).splitlines()
+    lines = write_ablation(table, separation(scores), false_alarms_by_mode(scores))[0].splitlines()
     header = next(line for line in lines if line.startswith("| variant"))
     assert header.startswith(
         "| variant | general, M=10 | difference | published | hard mean, M=10 | difference | hard, "
@@ -58,7 +54,7 @@ def test_variants_are_beside_published_results(scores, table):
 
 def test_page_and_figure_of_the_ablation(scores, table):
     false_alarms = false_alarms_by_mode(scores)
-    page = write_ablation_page(table, separation(scores), false_alarms)
+    _, page = write_ablation(table, separation(scores), false_alarms)
     assert page.count("data:image/png;base64,") == 2
     assert "Separation, elpv" in page
     assert "Unevenness of false alarms over modes, elpv" in page
@@ -131,9 +127,9 @@ def test_sensitivity_is_in_the_order_of_the_values():
     assert general["published_mean"].tolist() == [0.980, 0.988, 0.992, 0.989, 0.987, 0.989, 0.992, 0.981]
     hard = table[(table["setting"] == "hard") & (table["known_class"] == "mean")]
     assert hard["method"].tolist() == ["K=8", "K=32", "λ=0.001", "λ=1"]
-    written = write_sensitivity(table)
+    written, page = write_sensitivity(table)
     assert [line.split(" | ")[0][2:] for line in written.splitlines() if is_row_of(line, names)] == names
-    assert "data:image/png" in write_sensitivity_page(table)
+    assert "data:image/png" in page
     panels = [axis for axis in draw_sensitivity(table).axes if axis.get_visible()]
     assert [axis.get_xlabel() for axis in panels] == ["K"] * 4 + ["λ"] * 4
 
@@ -145,5 +141,5 @@ def is_row_of(line: str, names: list[str]) -> bool:
 def test_sensitivity_without_published_figures():
     summary = summarised(trial_scores({"K=8": 1.0, "K=16": 1.0}, numbers=(10,), n_seeds=1))
     table = sensitivity_table(summary, load_published_ablation("synthetic"))
-    assert "published |" not in write_sensitivity(table)
+    assert "published |" not in write_sensitivity(table)[0]
     assert len(draw_sensitivity(table).axes) == 4

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpfm_kedro.inspection.model import Calibration, Model, load_model
+from mpfm_kedro.inspection.model import HeldOutScores, Model, load_model
 from mpfm_kedro.reports.model import write_card
 
 
@@ -19,24 +19,33 @@ def model(model_folder: Path) -> Model:
 
 def test_the_card_says_what_it_is(model: Model):
     page = write_card(model)
-    for text in ("48 normal items", "24 (scratch 12, spot 12)", "Apache-2.0", "resnet18", "BSD-3-Clause", "64 × 64"):
+    for text in (
+        "48 held-out normal items",
+        "24 (scratch 12, spot 12)",
+        "Apache-2.0",
+        "resnet18",
+        "BSD-3-Clause",
+        "64 × 64",
+    ):
         assert text in page
     assert all(digest in page for digest in model.card["files"].values())
     assert "general_setting" in page  # there was no evaluation yet
-    assert "2,995 unseen normals are needed" in page
+    assert "2,995 held-out normals are needed" in page
 
 
-def test_rates_that_can_be_promised_are_told_from_others(model: Model):
+def test_rates_that_can_be_guaranteed_are_distinguished(model: Model):
     scores = np.random.default_rng(0).normal(size=400)
-    enough = replace(model, calibration=Calibration(scores, np.arange(400), np.empty(0)))
+    enough = replace(model, calibration=HeldOutScores(scores, np.arange(400), np.empty(0)))
     rows = [row for row in write_card(enough).split("<tr") if "%</td>" in row.replace(" ", "")]
-    promised = {row.split("<td>")[1].split("<")[0]: "<td>yes</td>" in row for row in rows}
-    assert promised == {"0.1 %": False, "0.5 %": False, "1 %": True, "2 %": True, "5 %": True}
+    achievable = {row.split("<td>")[1].split("<")[0]: "<td>yes</td>" in row for row in rows}
+    assert achievable == {"0.1 %": False, "0.5 %": False, "1 %": True, "2 %": True, "5 %": True}
 
 
 def test_evaluation_and_what_was_learned_are_shown_and_escaped(model: Model):
-    figures = {"auc_mean": 0.932, "auc_std": 0.004, "ap_mean": 0.966, "ap_std": 0.002}
-    evaluation = {"general": {"MPFM": {"M10": figures}}, "hard": {"MPFM": {"mono": {"M10": figures}}}}
+    figures = {"method": "MPFM", "category": "", "n_anomalies": 10, "n_seeds": 5}
+    figures |= {"auc_mean": 0.932, "auc_std": 0.004, "ap_mean": 0.966, "ap_std": 0.002}
+    of_class = {"general": "", "hard": "mono"}
+    evaluation = {name: [figures | {"known_class": known}] for name, known in of_class.items()}
     learned = [{"file": "f", "label": 1, "content_hash": "h", "origin": "<b>.png", "added": "2026-01-02"}]
     page = write_card(replace(model, card=model.card | {"evaluation": evaluation, "learned": learned}))
     assert page.count("0.932 ± 0.004") == 2 and "MPFM, mono, M10" in page

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 import re
 from html.parser import HTMLParser
@@ -11,6 +13,7 @@ from urllib.parse import unquote
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
 from mpfm_kedro.inspection.finding import find_images
 from mpfm_kedro.inspection.inspector import Inspector
@@ -59,7 +62,7 @@ def written(inspector: Inspector, fitted_project: Path, tmp_path: Path):
             (new / name).write_bytes(content)
         files, overlays = find_images(str(new)), folder / "overlays"
         log = PredictionLog.of(tmp_path / "log", inspector.card)
-        table = predict_files(inspector, files, log, inspector.promise, overlays, which, workers=0)
+        table = predict_files(inspector, files, log, inspector.threshold, overlays, which, workers=0)
         text = write_page(table, inspector.model, tmp_path / "log", overlays, INSPECTION, INGESTION, folder / "gallery")
         folder.mkdir(exist_ok=True)
         (folder / "page.html").write_text(text, "utf-8")
@@ -77,7 +80,7 @@ def test_images_are_sorted_and_flagged_ones_are_explained(written):
     assert places == sorted(places)
     assert page.text.count("adds most") == 1
     assert "c.png cannot be used" in page.text
-    sources = page.all("img", "src")
+    _, *sources = page.all("img", "src")  # after the histogram
     assert len(sources) == 3 + 1 + 3 * 5  # images, an overlay, four normals and an anomaly for each
     assert all((folder / source).is_file() for source in sources)
     assert {
@@ -85,11 +88,11 @@ def test_images_are_sorted_and_flagged_ones_are_explained(written):
     } == {Path(path) for path in table["path"]}
 
 
-def test_both_thresholds_and_the_promise_are_there(written, inspector):
+def test_both_thresholds_and_the_guarantee_are_there(written, inspector):
     _, page, _ = written({"a.png": "good/000.png"})
-    for value in (inspector.promise.good, inspector.promise.defective):
-        assert page.text.count(f"{value:.2f}") >= 2  # in the histogram and in words
-    assert "1 % cannot be promised" in page.text and "48 unseen normals" in page.text
+    for value in (inspector.threshold.good, inspector.threshold.defective):
+        assert f"{value:.2f}" in page.text and f"{value:.2f}" in page.all("img", "alt")[0]
+    assert "1 % cannot be guaranteed" in page.text and "48 held-out normal items" in page.text
 
 
 def test_names_are_escaped_and_links_lead_to_the_files(written):
@@ -128,7 +131,7 @@ def many(inspector: Inspector, number: int) -> pd.DataFrame:
     """Predictions of files that are not there."""
     scores = -np.sort(-np.random.default_rng(0).normal(2, 4, number))
     table = pd.DataFrame({"path": [f"/nowhere/{i:06}.png" for i in range(number)], "score": scores, "p_value": 0.5})
-    table["decision"] = decide(scores, inspector.promise)
+    table["decision"] = decide(scores, inspector.threshold)
     table["error"] = ""
     lost = pd.DataFrame({"path": [f"/nowhere/lost{i}.png" for i in range(900)], "decision": "error", "error": "is cut"})
     return pd.concat([table, lost], ignore_index=True).reindex(columns=COLUMNS)
@@ -162,6 +165,7 @@ def test_numbers_of_the_histogram_are_finite_with_one_score_or_none(written):
     for names in ({"c.png": ""}, {"a.png": "good/000.png"}):
         folder, _, _ = written(names)
         text = (folder / "page.html").read_text("utf-8")
-        drawing = text[text.index("<svg") : text.index("</svg>")]
-        assert "nan" not in drawing and "inf" not in drawing.replace("info", "")
-        assert re.search(r"<path d='M0 200V", drawing)
+        (drawing,) = (own for tag, own in Parsed(text).tags if tag == "img" and own.get("class") == "histogram")
+        content = base64.b64decode(drawing["src"].removeprefix("data:image/png;base64,"))
+        assert len(Image.open(io.BytesIO(content)).convert("RGB").getcolors(1 << 20)) > 10
+        assert re.search(r"good up to \d+\.\d\d, defective above \d+\.\d\d$", drawing["alt"])

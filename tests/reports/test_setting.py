@@ -14,14 +14,15 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
+from sklearn.metrics import roc_auc_score
 
-from experiments.synthetic_trials import trial_costs, trial_scores
+from evaluation.synthetic_trials import trial_costs, trial_scores
 from mpfm_kedro.detectors.mpfm.objective import Losses
-from mpfm_kedro.experiments.columns import TRAINED, UNTRAINED
-from mpfm_kedro.experiments.intervals import gain_of_known_anomalies
-from mpfm_kedro.experiments.measures import measure_trials, summarise_setting
+from mpfm_kedro.evaluation.columns import TRAINED, UNTRAINED
+from mpfm_kedro.evaluation.intervals import gain_of_known_anomalies
+from mpfm_kedro.evaluation.measures import measure_trials, summarise_setting
+from mpfm_kedro.inspection.mistakes import POINTS
 from mpfm_kedro.reports import figures
-from mpfm_kedro.reports.mistakes import show_mistakes
 from mpfm_kedro.reports.setting import conclusions, few_tested, write_report, write_summary
 
 METHODS = [TRAINED, UNTRAINED]
@@ -107,6 +108,20 @@ def test_roc_curve_of_several_seeds_is_their_mean_within_their_range():
     mean = panel.lines[-1].get_ydata()
     assert low <= mean.min() and mean.max() <= high
     assert (np.diff(mean) >= 0).all() and mean[-1] == 1
+
+
+def test_curves_are_tables_for_dvc_plots():
+    scores, metrics = results(["a", "b"])
+    curves = figures.tabulate_roc_curves(scores, metrics)
+    assert len(curves) == 2 * len(METHODS) * 201
+    own = curves[(curves["known_class"] == "b") & (curves["method"] == TRAINED)]
+    assert (own["recall_low"] <= own["recall"]).all() and (own["recall"] <= own["recall_high"]).all()
+    part = scores[(scores["run"] == "b-M10-seed0") & (scores["method"] == TRAINED)]
+    other = scores[(scores["run"] == "b-M10-seed1") & (scores["method"] == TRAINED)]
+    expected = np.mean([roc_auc_score(table["label"], table["score"]) for table in (part, other)])
+    assert np.trapezoid(own["recall"], own["false_alarms"]) == pytest.approx(expected, abs=0.02)
+    assert figures.tabulate_losses(history(3))["total"].tolist() == [7.0, 8.0, 9.0]
+    assert figures.tabulate_losses(history(0)).empty
 
 
 def test_histograms_show_the_score_and_its_parts():
@@ -306,12 +321,15 @@ def test_one_seed_has_no_spread():
 
 
 def test_an_undefined_operating_point_is_shown_as_such():
-    point = {"run": "a", "known_class": "", "n_anomalies": 10, "promised": 0.1, "false_alarms": 0.0}
-    points = pd.DataFrame([point | {"precision": np.nan, "recall": 0.0}])
+    points = [("a", "", 1, 0.05, 0.0, np.nan, 0.0), ("b", "", 5, 0.05, 0.0, 0.5, 0.25)]
     mistake = {"run": "a", "known_class": "", "n_anomalies": 10, "kind": "false alarm", "defect_class": ""}
-    mistake |= {"sample": "good/a.png", "score": 1.0, "decision": "good", "image": b"", "link": "a.png"}
-    page = "".join(show_mistakes(pd.DataFrame([mistake]), points))
-    assert "undefined" in page and "normals with the highest scores" in page
+    mistake |= {"sample": "good/<b>.png", "score": 1.0, "decision": "good", "image": b"", "link": "%3Cb%3E.png"}
+    scores, metrics = results([""])
+    shown = {"mistakes": pd.DataFrame([mistake]), "operating_points": pd.DataFrame(points, columns=POINTS)}
+    page = Page(write_report(summarise_setting(metrics), metrics, scores, history(0), **shown))
+    assert page.text.count("undefined") == 1 and "50.0%" in page.text and "25.0%" in page.text
+    assert "M = 10: normals with the highest scores" in page.text
+    assert "good/<b>.png" in page.text and "%3Cb%3E.png" in page.sources
 
 
 def test_the_known_class_is_shown_and_explained_where_there_is_one():

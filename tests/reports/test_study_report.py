@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.experiments.ranks import rank_methods
+from mpfm_kedro.evaluation.ranks import rank_methods
 from mpfm_kedro.reports.rank_figure import cliques, draw_ranks
-from mpfm_kedro.reports.study import gather_cells, printed_cells, write_study, write_study_page
+from mpfm_kedro.reports.study import gather_cells, printed_cells, write_study
 
 KINDS = {"MPFM": "ours", "DRA": "baseline", "kNN-5": "reference", "DRA (published)": "published"}
 
@@ -65,7 +65,7 @@ def test_the_printed_cells_are_means_over_categories_and_classes(table):
 
 def test_the_report_has_both_tables_ranks_tests_and_what_is_missing(table):
     ranks = rank_methods(table)
-    text, page = (write(table, ranks, PLAN, "Made here.") for write in (write_study, write_study_page))
+    text, page = write_study(table, ranks, PLAN, "Made here.")
     for shown in (text, page):
         for expected in ("General setting", "Hard setting", "Mean ranks", "Datasets of the study", "Made here."):
             assert expected in shown
@@ -83,8 +83,8 @@ def test_the_report_has_both_tables_ranks_tests_and_what_is_missing(table):
 
 def test_seeds_are_told_where_they_differ(table):
     fewer = table.assign(n_seeds=table["n_seeds"].where(table["name"] != "mine", 2))
-    assert "Seeds: mine, M=10: 2; elpv, M=10: 5;" in write_study(fewer, rank_methods(fewer), PLAN, "")
-    assert "Seeds:" not in write_study(table, rank_methods(table), PLAN, "")
+    assert "Seeds: mine, M=10: 2; elpv, M=10: 5;" in write_study(fewer, rank_methods(fewer), PLAN, "")[0]
+    assert "Seeds:" not in write_study(table, rank_methods(table), PLAN, "")[0]
 
 
 def test_a_study_without_results_says_so():

@@ -83,7 +83,7 @@ def test_missing_file_is_named(build, missing, message):
 def test_other_files_and_heights_are_named(build, draw):
     folder = build("aitex")
     stray = draw(folder / "Mask_images" / "stray.png")
-    with pytest.raises(InputError, match=re.escape(f"{stray} is no mask")):
+    with pytest.raises(InputError, match=re.escape(f"{stray} is not a mask")):
         SOURCE.list_samples(folder)
     stray.unlink()
     low = draw(folder / "NODefect_images" / "low" / "0009_000_01.png", (512, 128))

@@ -46,7 +46,7 @@ def test_no_class_at_all(build):
 def test_other_kind_of_image(build, draw):
     folder = build("mastcam")
     draw(folder / "train_typical" / "a.png")
-    with pytest.raises(InputError, match=r"a\.png is no \.npy array"):
+    with pytest.raises(InputError, match=r"a\.png is not a \.npy array"):
         SOURCE.list_samples(folder)
 
 

@@ -209,7 +209,7 @@ def test_missing_data_root_is_named_as_it_was_typed(tmp_path):
     with pytest.raises(InputError, match=re.escape(f"data_root {tmp_path / 'nowhere'} does not exist")):
         SOURCE.locate(tmp_path / "nowhere")
     (tmp_path / "parts.zip").write_text("")
-    with pytest.raises(InputError, match=re.escape(f"data_root {tmp_path / 'parts.zip'} is no folder")):
+    with pytest.raises(InputError, match=re.escape(f"data_root {tmp_path / 'parts.zip'} is not a folder")):
         SOURCE.locate(tmp_path / "parts.zip")
 
 

@@ -12,11 +12,12 @@ import pytest
 from PIL import Image
 
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.parameters import IngestionParameters
 from mpfm_kedro.pipelines.ingestion.nodes import refuse_wrong_split, split_normals
 from mpfm_kedro.sources import synthetic
 from mpfm_kedro.sources.samples import LISTED
-from mpfm_kedro.sources.source import compare_counts
 
+INGESTION = IngestionParameters(allow_partial=False, max_unreadable_share=0, max_megapixels=1)
 NUMBER = sum(synthetic.FOLDERS.values())
 DEFECTIVE = NUMBER - synthetic.FOLDERS["good"]
 FILES = NUMBER + DEFECTIVE  # with the masks
@@ -89,8 +90,8 @@ def test_table_has_the_numbers_and_the_split_of_the_source(folder):
     assert ((table["defect_class"] == "") == (table["label"] == 0)).all()
     assert set(table["split"]) == {""}
     counts = synthetic.SOURCE.counts[""]
-    assert compare_counts(table, counts) == []
-    divided = refuse_wrong_split(split_normals(table))
+    assert counts.compare(table) == []
+    divided = refuse_wrong_split(split_normals(table.assign(problem=""), INGESTION))
     assert divided["split"].value_counts().to_dict() == {"train": counts.train, "test": counts.test, "anomaly": 24}
 
 
@@ -134,7 +135,7 @@ def test_two_processes_at_once(folder, tmp_path):
     code = (
         "import sys; from pathlib import Path; from mpfm_kedro.sources import synthetic; "
         "print('ready', flush=True); sys.stdin.readline(); "
-        "folder = synthetic.locate(Path(sys.argv[1])); print(len(synthetic.list_samples(folder)))"
+        "folder = synthetic.locate(Path(sys.argv[1])); print(len(synthetic.SOURCE.list_samples(folder)))"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     racers = [

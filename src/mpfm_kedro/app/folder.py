@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mpfm_kedro.app.limits import MAX_BYTES, MAX_IMAGES
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.inspection.finding import as_text, is_image
+from mpfm_kedro.inspection.finding import escape_undecodable, is_image
 from mpfm_kedro.sources.layout import IMAGE_SUFFIXES
 
 
@@ -20,28 +20,28 @@ class ImageFolder:
 
     def __post_init__(self) -> None:
         if not self.root.is_dir():
-            raise InputError(f"--images {self.root} is no folder")
+            raise InputError(f"--images {self.root} is not a folder")
 
     def folders(self) -> list[str]:
-        """Names of the folders below, for a list to choose from; not more than fit on a page."""
+        """Names of the folders below, as many as fit on a page, for a list to choose from."""
         found = []
         for folder, names, _ in os.walk(self.root):
-            names[:] = sorted(name for name in names if not name.startswith(".") and as_text(name) == name)
+            names[:] = sorted(name for name in names if not name.startswith(".") and _is_text(name))
             found.append(Path(folder).relative_to(self.root).as_posix())
             if len(found) == MAX_IMAGES:
                 break
         return found
 
     def images(self, name: str) -> list[str]:
-        """Names of the images in a folder below and in its folders, sorted; one more than the page takes at most."""
-        inside = self._inside(name)
+        """Names of the images in a folder and its subfolders; one more than the page takes at most."""
+        inside, root = self._inside(name), self.root.resolve()
         if not inside.is_dir():
-            raise InputError(f"'{name}' is no folder below the one that was named at start")
+            raise InputError(f"'{name}' is not a folder below the one that was named at start")
         found: list[str] = []
         for folder, names, files in os.walk(inside):
             names.sort()
-            own = (Path(folder, file).relative_to(self.root.resolve()) for file in sorted(files) if is_image(file))
-            found += [file.as_posix() for file in own if as_text(str(file)) == str(file)]
+            paths = (Path(folder, file).relative_to(root).as_posix() for file in sorted(files) if is_image(file))
+            found += filter(_is_text, paths)
             if len(found) > MAX_IMAGES:
                 break
         if not found:
@@ -49,10 +49,10 @@ class ImageFolder:
         return found[: MAX_IMAGES + 1]
 
     def read(self, name: str) -> bytes:
-        """The content of an image; one byte more than is allowed at most."""
+        """The content of an image; at most one byte more than is allowed."""
         file = self._inside(name)
         if not (file.is_file() and is_image(file.name)):
-            raise InputError(f"'{name}' is no image below the folder that was named at start")
+            raise InputError(f"'{name}' is not an image below the folder that was named at start")
         try:
             with file.open("rb") as content:
                 return content.read(MAX_BYTES + 1)
@@ -61,10 +61,12 @@ class ImageFolder:
 
     def _inside(self, name: str) -> Path:
         try:
-            root = self.root.resolve()
-            path = (root / name).resolve(strict=True)
-        except (OSError, ValueError, RuntimeError) as error:  # it does not exist, has a zero byte, links in a circle
+            path = (self.root / name).resolve(strict=True)
+            path.relative_to(self.root.resolve())
+        except (OSError, ValueError, RuntimeError) as error:  # missing, outside, a zero byte, a circle of links
             raise InputError(f"'{name}' is not below the folder that was named at start") from error
-        if not path.is_relative_to(root):
-            raise InputError(f"'{name}' is not below the folder that was named at start")
         return path
+
+
+def _is_text(name: str) -> bool:
+    return escape_undecodable(name) == name

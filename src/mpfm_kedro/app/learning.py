@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +15,12 @@ from threading import Lock, Thread
 
 from mpfm_kedro.configuration import project_loader, project_root
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.experiments.protocol import PRODUCTION
 from mpfm_kedro.inspection.model import CARD, model_digest, read_card
+from mpfm_kedro.protocol.runs import PRODUCTION
 
-LINES = 40  # of a command's output that are shown: all that learn says at its end
+LINES = 40  # of a command's output that are shown: all that learn prints at its end
 SECONDS_TO_END = 10.0
+Step = tuple[Sequence[str], Callable[[], None]]  # a command, and what is done once it has succeeded
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Project:
         output_root: where results are.
         model: the folder of the production model.
         versions: the folder of its versions.
-        to_learn: the folder of images that are marked.
+        to_learn: the folder of marked images.
     """
 
     params: str
@@ -46,53 +47,39 @@ class Project:
 
     @classmethod
     def of(cls, params: str, parsed: dict[str, object], env: str | None) -> Project:
-        """The project around the current folder; ``parsed`` are the same parameters, read."""
+        """The project around the current folder; ``parsed`` are the parsed ``params``."""
         loader, root = project_loader(env, **parsed), project_root()
         parameters, catalog = loader["parameters"], loader["catalog"]
-        output_root = Path(parameters["output_root"])
         model, versions, log = (
             root / catalog[name]["filepath"]
-            for name in ("production_model", "production.model_version", "prediction_log")
+            for name in ("production_model", "production_model_version", "prediction_log")
         )
-        dataset = str(parameters["name"])
-        return cls(params, env, dataset, output_root, model, versions, log.with_name("to_learn"))
+        output_root = Path(parameters["output_root"])
+        return cls(params, env, str(parameters["name"]), output_root, model, versions, log.with_name("to_learn"))
 
-    def learn(self, label: str) -> list[str]:
-        """The command that learns the marked images of a label."""
-        params = ",".join(filter(None, [self.params, f"images={self.to_learn / label}", f"label={label}"]))
+    def learn(self, label: str, images: Path) -> list[str]:
+        """The command that learns the images of a folder."""
+        params = ",".join(filter(None, [self.params, f"images={images}", f"label={label}"]))
         return [*self._kedro("run"), "--pipelines=learn", f"--params={params}"]
 
     def go_back(self, version: str) -> list[str]:
-        """The command that uses an earlier version of the model again."""
+        """The command that restores an earlier version of the model."""
         root = ["--output-root", str(self.output_root)]
         return [*self._kedro("versions", "use"), self.dataset, PRODUCTION, version, *root]
 
     def earlier_version(self) -> str | None:
         """The version before the present model, if there is one."""
-        present, names = model_digest(read_card(self.model)), self._versions()
-        same = [name for name, digest in names.items() if digest == present]
-        older = [name for name in names if same and name < same[0]]
-        return older[-1] if older else None
-
-    def _versions(self) -> dict[str, str]:
-        """Digests of all versions, the oldest first."""
-        found = {}
+        present, older = model_digest(read_card(self.model)), None
         for file in sorted(self.versions.glob(f"*/*/{CARD}")):
             with suppress(InputError):  # of an older format
-                found[file.parents[1].name] = model_digest(read_card(file.parent))
-        return found
+                if model_digest(read_card(file.parent)) == present:
+                    return older
+                older = file.parents[1].name
+        return None
 
     def _kedro(self, *command: str) -> list[str]:
         environment = [f"--env={self.env}"] if self.env else []
         return [sys.executable, "-m", "kedro", *command, *environment]
-
-
-@dataclass(frozen=True)
-class Step:
-    """A command, and what is done once it has succeeded."""
-
-    command: Sequence[str]
-    then: Callable[[], None]
 
 
 class Job:
@@ -114,13 +101,13 @@ class Job:
         Thread(target=self._run, args=(steps, afterwards), daemon=True).start()
 
     def update(self, line: str) -> None:
-        """Show how far a piece of work is, "name: how far", in place of what was shown of it before."""
+        """Show the progress of a task, "task: progress", in place of its former line."""
         if self.lines and self.lines[-1].partition(":")[0] == line.partition(":")[0]:
             self.lines.pop()
         self.lines.append(line)
 
     def stop(self) -> None:
-        """End the command that is under way, as Ctrl-C would."""
+        """End the running command, as Ctrl-C would."""
         process = self._process
         if process is not None and process.poll() is None:
             with suppress(ProcessLookupError):
@@ -132,29 +119,25 @@ class Job:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def _run(self, steps: Sequence[Step], afterwards: Callable[[], None]) -> None:
-        state, succeeded = "failed", 0
+        succeeded, state = 0, "failed"
         try:
-            for step in steps:
-                for line in self._output(step.command):
-                    self.lines.append(line)
-                step.then()
-                succeeded += 1
+            try:
+                for command, then in steps:
+                    self._execute(command)
+                    then()
+                    succeeded += 1
+            finally:
+                if succeeded:
+                    afterwards()
             state = "done"
         except InputError as error:
             self.lines.append(str(error))
         finally:
-            try:
-                if succeeded:
-                    afterwards()
-            except InputError as error:
-                state = "failed"
-                self.lines.append(str(error))
-            finally:
-                self.state = state
-                self._lock.release()
+            self.state = state
+            self._lock.release()
 
-    def _output(self, command: Sequence[str]) -> Iterator[str]:
-        """The lines that a command writes; an error if it fails."""
+    def _execute(self, command: Sequence[str]) -> None:
+        """Keep the lines that a command writes; an error if it fails."""
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -166,6 +149,9 @@ class Job:
         )
         with self._process as process:
             assert process.stdout is not None
-            yield from (line.rstrip() for line in process.stdout if line.strip())
+            self.lines.extend(line.rstrip() for line in process.stdout if line.strip())
         if process.returncode:
-            raise InputError(f"The command ended with exit code {process.returncode}: the model is as it was before")
+            raise InputError(
+                f"The command ended with exit code {process.returncode}, see its last lines; `kedro versions list` "
+                "shows the models"
+            )

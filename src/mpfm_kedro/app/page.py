@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from mpfm_kedro.app.learning import Job
 from mpfm_kedro.app.limits import MAX_BYTES, MAX_IMAGES, MEGAPIXELS
-from mpfm_kedro.app.session import Inspected
-from mpfm_kedro.inspection.inspector import Inspector, Likeness
-from mpfm_kedro.inspection.thresholds import Promise, decide, describe, miss_rate
-from mpfm_kedro.reports.findings import SIGNS, STYLE, TEMPLATES
+from mpfm_kedro.app.session import PageImage
+from mpfm_kedro.inspection.inspector import Inspector
+from mpfm_kedro.inspection.thresholds import Threshold, decide, describe_guarantee
+from mpfm_kedro.reports.pages import SIGNS, STYLE, TEMPLATES
 from mpfm_kedro.reports.score_histogram import draw_histogram
 from mpfm_kedro.sources.layout import IMAGE_SUFFIXES
 
@@ -40,29 +40,28 @@ def draw_page(card: Mapping[str, object], rate: float, token: str, folders: Sequ
 
 
 def draw_results(
-    images: Sequence[Inspected], inspector: Inspector, promised: Promise, labels: Mapping[str, str] | None
+    images: Sequence[PageImage], inspector: Inspector, threshold: Threshold, labels: Mapping[str, str] | None
 ) -> str:
-    """What is promised, the histogram and all images, with decisions by these thresholds.
+    """The guarantee, the histogram and all images, with decisions by these thresholds.
 
     Args:
         images: the highest score first.
         inspector: of the model.
-        promised: the thresholds.
-        labels: of images that are marked, by key; None where the model cannot learn.
+        threshold: decides.
+        labels: of marked images, by key; None where the model cannot learn.
     """
-    known = inspector.model.calibration.anomaly_scores
-    missed = miss_rate(known, promised.defective, promised.confidence) if len(known) else None
     scores = [image.prediction.score for image in images]
-    decisions = [str(each) for each in decide(scores, promised)]
+    decisions = [str(decision) for decision in decide(scores, threshold)]
     counts = Counter(decisions)
-    places = {sample: place for place, sample in enumerate(inspector.model.gallery.table["sample_id"])}
+    addresses = {sample: f"known/{index}" for index, sample in enumerate(inspector.model.gallery.table["sample_id"])}
+    guarantee = describe_guarantee(threshold, inspector.model.calibration.anomaly_scores)
     return TEMPLATES.get_template("app_results.html").render(
-        promise=f"{describe(promised, missed)} The model was made on {inspector.card['made']}.",
-        histogram=draw_histogram(inspector.normal_scores, scores, promised),
+        guarantee=f"{guarantee} The model was made on {inspector.card['made']}.",
+        histogram=draw_histogram(inspector.normal_scores, scores, threshold),
         counts=", ".join(f"{counts[name]:,} {name}" for name in SIGNS if counts[name]),
-        images=[
-            (image, decision, _area(image), _addresses(image.normals, places), _addresses(image.anomalies, places))
-            for image, decision in zip(images, decisions, strict=True)
+        images=list(zip(images, decisions, strict=True)),
+        neighbours=lambda found: [
+            (addresses[one.sample_id], one.sample_id) for one in found if one.sample_id in addresses
         ],
         labels=labels,
         marks=MARKS,
@@ -73,16 +72,3 @@ def draw_learning(marked: Mapping[str, Mapping[str, str]], job: Job, earlier: st
     """The images to learn, the button that starts it, its progress, and the way back."""
     template = TEMPLATES.get_template("app_learning.html")
     return template.render(marked=marked, marks=MARKS, job=job, earlier=earlier)
-
-
-def _area(image: Inspected) -> str:
-    regions = image.prediction.regions
-    if not regions:
-        return ""
-    left, upper, right, lower = regions[0].box
-    share = sum(each.area for each in regions)
-    return f", {share:.1%} of the image stands out, most at x {left}–{right}, y {upper}–{lower}"
-
-
-def _addresses(known: Sequence[Likeness], places: Mapping[str, int]) -> list[tuple[str, str]]:
-    return [(f"known/{places[each.sample_id]}", each.sample_id) for each in known if each.sample_id in places]

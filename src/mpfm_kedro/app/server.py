@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,7 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from mpfm_kedro.app import page
 from mpfm_kedro.app.folder import ImageFolder
-from mpfm_kedro.app.learning import Job, Project, Step
+from mpfm_kedro.app.learning import Job, Project
 from mpfm_kedro.app.limits import MAX_BYTES
 from mpfm_kedro.app.session import FullError, Session, ToLearn
 from mpfm_kedro.errors import InputError
@@ -46,7 +47,7 @@ Name = Annotated[str, Query(min_length=1, max_length=500)]
 
 
 @dataclass(frozen=True)
-class Room:
+class AppState:
     """What the server works with.
 
     Args:
@@ -54,7 +55,7 @@ class Room:
         device: auto, cpu or cuda.
         folder: whose images may be inspected by name, if any.
         project: of the model; without one it cannot learn.
-        job: learning that is under way.
+        job: runs the commands of the project.
     """
 
     session: Session
@@ -64,45 +65,57 @@ class Room:
     job: Job
 
     @property
-    def to_learn(self) -> ToLearn:
-        """The images that are marked."""
+    def own_project(self) -> Project:
+        """The project, or an error."""
         if self.project is None:
             raise InputError("The model cannot learn here: start the page with kedro app, in the project of the model")
-        return ToLearn(self.project.to_learn)
+        return self.project
+
+    @property
+    def own_folder(self) -> ImageFolder:
+        """The folder, or an error."""
+        if self.folder is None:
+            raise InputError("No folder was named at start: kedro app --images FOLDER")
+        return self.folder
+
+    @property
+    def to_learn(self) -> ToLearn:
+        """The marked images."""
+        return ToLearn(self.own_project.to_learn)
 
     def learn(self) -> None:
-        """Start to learn all that is marked."""
-        to_learn, project = self.to_learn, self.project
-        assert project is not None
-        steps = [
-            Step(project.learn(label), lambda label=label: to_learn.clear(label))  # type: ignore[misc]
-            for label in LABELS
-            if to_learn.images(label)
-        ]
-        if not steps:
+        """Start to learn all images that are marked now."""
+        project, marked = self.own_project, self.to_learn
+        if not marked.labels():
             raise InputError("No image is marked")
+        if self.job.state == "running":
+            raise InputError(f"Please wait: '{self.job.name}' is under way")
+        steps = [
+            (project.learn(label, marked.snapshot(label)), partial(marked.learned, label))
+            for label in LABELS
+            if marked.images(label)
+        ]
         self.job.start("Learning", steps, self._reload)
 
     def go_back(self) -> None:
-        """Start to use the version before the present model."""
-        version = self.project.earlier_version() if self.project else None
-        if self.project is None or version is None:
+        """Start to restore the version before the present model."""
+        version = self.own_project.earlier_version()
+        if version is None:
             raise InputError("There is no earlier model")
-        self.job.start("Undoing", [Step(self.project.go_back(version), lambda: None)], self._reload)
+        self.job.start("Undoing", [(self.own_project.go_back(version), lambda: None)], self._reload)
 
     def _reload(self) -> None:
-        assert self.project is not None
-        self.session.use(Inspector.load(self.project.model, self.device), self.job.update)
+        self.session.use(Inspector.load(self.own_project.model, self.device), self.job.update)
 
 
-def create_app(room: Room) -> FastAPI:
+def create_app(state: AppState) -> FastAPI:
     """The application; one for each start of the server, with a token of its own."""
     token = secrets.token_urlsafe(24)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        room.job.stop()
+        state.job.stop()
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -119,20 +132,20 @@ def create_app(room: Room) -> FastAPI:
 
     @app.exception_handler(RequestValidationError)
     async def name_value(_: Request, error: RequestValidationError) -> Response:
-        first, *_others = error.errors()
+        first = error.errors()[0]
         return PlainTextResponse(f"{first['loc'][-1]} = {first['input']!r}: {first['msg']}", 422)
 
-    _add_pages(app, room, token)
-    _add_images(app, room)
-    _add_learning(app, room)
+    _add_pages(app, state, token)
+    _add_images(app, state)
+    _add_learning(app, state)
     return app
 
 
 def refusal(request: Request, token: str) -> str:
     """Why a request is not answered; empty where it is.
 
-    A name that is not this machine's own would let a site whose name was made to point here read answers. A request
-    that another site has caused changes nothing: it lacks origin and token.
+    Another host name is refused, as a site could let its name point here to read answers. Another site's requests
+    change nothing: they lack origin and token.
     """
     host = request.headers.get("host", "")
     if not LOOPBACK.fullmatch(host):
@@ -149,14 +162,14 @@ def refusal(request: Request, token: str) -> str:
     return ""
 
 
-def _add_pages(app: FastAPI, room: Room, token: str) -> None:
-    session = room.session
+def _add_pages(app: FastAPI, state: AppState, token: str) -> None:
+    session = state.session
 
     @app.get("/", response_class=HTMLResponse)
     def index(rate: Rate = None) -> str:
-        folders = room.folder.folders() if room.folder else None
+        folders = state.folder.folders() if state.folder else None
         card = session.inspector.card
-        return page.draw_page(card, rate or card["promise"]["rate"], token, folders)
+        return page.draw_page(card, rate or card["threshold"]["rate"], token, folders)
 
     @app.get("/style.css")
     def style() -> Response:
@@ -168,30 +181,30 @@ def _add_pages(app: FastAPI, room: Room, token: str) -> None:
 
     @app.get("/results", response_class=HTMLResponse)
     def results(rate: Rate = None) -> str:
-        inspector, stated = session.inspector, session.inspector.card["promise"]
-        promised = inspector.promised(rate or stated["rate"], stated["confidence"])
-        labels = room.to_learn.labels() if room.project else None
-        return page.draw_results(session.images(), inspector, promised, labels)
+        inspector, stated = session.inspector, session.inspector.card["threshold"]
+        threshold = inspector.threshold_for(rate or stated["rate"], stated["confidence"])
+        labels = state.to_learn.labels() if state.project else None
+        return page.draw_results(session.images(), inspector, threshold, labels)
 
 
-def _add_images(app: FastAPI, room: Room) -> None:
-    session = room.session
+def _add_images(app: FastAPI, state: AppState) -> None:
+    session = state.session
 
     @app.post("/images", status_code=201, response_class=PlainTextResponse)
     async def upload(request: Request, name: Name) -> str:
-        session.check_room()
+        session.check_space()
         content = await read_body(request, name)
         return (await run_in_threadpool(session.add, Path(name).name, content)).key
 
     @app.get("/folder")
     def list_folder(path: Name) -> list[str]:
-        names = _folder(room).images(path)
-        session.check_room(len(names))
+        names = state.own_folder.images(path)
+        session.check_space(len(names))
         return names
 
     @app.post("/folder", status_code=201, response_class=PlainTextResponse)
     def add_from_folder(path: Name) -> str:
-        return session.add(path, _folder(room).read(path)).key
+        return session.add(path, state.own_folder.read(path)).key
 
     @app.get("/images/{key}/{kind}")
     def picture(key: Key, kind: Literal["picture", "overlay"]) -> Response:
@@ -210,48 +223,39 @@ def _add_images(app: FastAPI, room: Room) -> None:
         session.clear()
 
 
-def _add_learning(app: FastAPI, room: Room) -> None:
+def _add_learning(app: FastAPI, state: AppState) -> None:
     @app.post("/images/{key}/mark")
     def mark(key: Key, label: Literal["anomaly", "normal"]) -> None:
-        room.to_learn.add(label, key, room.session.find(key).name, room.session.content(key))
+        state.to_learn.add(label, key, state.session.find(key).name, state.session.content(key))
 
     @app.post("/images/{key}/unmark")
     def unmark(key: Key) -> None:
-        room.to_learn.remove(key)
+        state.to_learn.remove(key)
 
     @app.get("/learning", response_class=HTMLResponse)
     def learning() -> str:
-        if room.project is None:
+        if state.project is None:
             return ""
-        marked = {label: room.to_learn.images(label) for label in LABELS}
-        return page.draw_learning(marked, room.job, room.project.earlier_version())
+        marked = {label: state.to_learn.images(label) for label in LABELS}
+        return page.draw_learning(marked, state.job, state.project.earlier_version())
 
     @app.post("/learn", status_code=202)
     def learn() -> None:
-        room.learn()
+        state.learn()
 
     @app.post("/undo", status_code=202)
     def undo() -> None:
-        room.go_back()
+        state.go_back()
 
 
 async def read_body(request: Request, name: str) -> bytes:
     """The content of an upload; one that is too large is refused before all of it was read."""
-    too_large = FullError(f"{name} is larger than {MAX_BYTES / 1e6:g} MB")
-    if int(request.headers.get("content-length") or 0) > MAX_BYTES:
-        raise too_large
     content = bytearray()
     try:
         async for part in request.stream():
             content += part
-            if len(content) > MAX_BYTES:
-                raise too_large
+            if max(len(content), int(request.headers.get("content-length") or 0)) > MAX_BYTES:
+                raise FullError(f"{name} is larger than {MAX_BYTES / 1e6:g} MB")
     except ClientDisconnect as error:
         raise InputError("The upload was cut") from error
     return bytes(content)
-
-
-def _folder(room: Room) -> ImageFolder:
-    if room.folder is None:
-        raise InputError("No folder was named at start: kedro app --images FOLDER")
-    return room.folder

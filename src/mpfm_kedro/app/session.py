@@ -1,11 +1,12 @@
-"""The images on the page: what the model says of each, and what people say of it."""
+"""The images on the page with their predictions, and the marks that people set."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import RLock
@@ -13,11 +14,12 @@ from threading import RLock
 from PIL import Image, UnidentifiedImageError
 
 from mpfm_kedro.app.limits import FORMATS, MAX_BYTES, MAX_IMAGES, MAX_TOTAL, MEGAPIXELS
+from mpfm_kedro.atomic import replacing
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.files import replacing
 from mpfm_kedro.inspection.collection import LABELS
 from mpfm_kedro.inspection.finding import is_image
-from mpfm_kedro.inspection.inspector import Inspector, Likeness, Prediction
+from mpfm_kedro.inspection.heat_maps import to_jpeg
+from mpfm_kedro.inspection.inspector import Inspector, Neighbour, Prediction
 from mpfm_kedro.inspection.predictions import OVERLAY_SIDE
 from mpfm_kedro.inspection.preparation import read_content
 from mpfm_kedro.sources.layout import IMAGE_SUFFIXES
@@ -30,13 +32,13 @@ class FullError(InputError):
 
 
 @dataclass(frozen=True)
-class Inspected:
+class PageImage:
     """An image on the page.
 
     Args:
         key: of its content.
-        name: that it was given.
-        prediction: what the model says.
+        name: of the file.
+        prediction: by the present model.
         normals: the nearest ones.
         anomalies: the nearest known one.
         picture: the image (JPEG).
@@ -47,8 +49,8 @@ class Inspected:
     key: str
     name: str
     prediction: Prediction
-    normals: list[Likeness]
-    anomalies: list[Likeness]
+    normals: list[Neighbour]
+    anomalies: list[Neighbour]
     picture: bytes = field(repr=False)
     overlay: bytes = field(repr=False)
     before: tuple[float, str] | None = None
@@ -65,16 +67,16 @@ class Session:
     def __init__(self, inspector: Inspector, folder: Path) -> None:
         self.inspector = inspector
         self._folder = folder
-        self._images: dict[str, Inspected] = {}
+        self._images: dict[str, PageImage] = {}
         self._bytes: dict[str, int] = {}
         self._lock = RLock()  # one prediction at a time: a second one would only be slower
 
-    def images(self) -> list[Inspected]:
+    def images(self) -> list[PageImage]:
         """All images, the highest score first."""
         with self._lock:
             return sorted(self._images.values(), key=lambda image: -image.prediction.score)
 
-    def find(self, key: str) -> Inspected:
+    def find(self, key: str) -> PageImage:
         """One image."""
         with self._lock:
             if key not in self._images:
@@ -85,24 +87,25 @@ class Session:
         """The file of an image."""
         return (self._folder / self.find(key).key).read_bytes()
 
-    def check_room(self, more: int = 1) -> None:
-        """Refuse images for which there is no room."""
+    def check_space(self, more: int = 1) -> None:
+        """Refuse more images than the page takes."""
         if len(self._images) + more > MAX_IMAGES:
             raise FullError(f"The page has room for {MAX_IMAGES} images; clear it first, or use kedro run for a folder")
 
-    def add(self, name: str, content: bytes) -> Inspected:
-        """Inspect a file and keep it; the same content again takes the place of the first."""
+    def add(self, name: str, content: bytes) -> PageImage:
+        """Inspect a file and keep it; the same content again replaces the first."""
         check_file(name, content)
         with self._lock:
             key = hashlib.sha256(content).hexdigest()[:24]
             if key not in self._images:
-                self.check_room()
+                self.check_space()
                 if sum(self._bytes.values()) + len(content) > MAX_TOTAL:
-                    raise FullError(f"The files on the page have {MAX_TOTAL / 1e9:g} GB together; clear it first")
-            found = self._inspect(key, name, content)
-            (self._folder / key).write_bytes(content)
-            self._images[key], self._bytes[key] = found, len(content)
-            return found
+                    raise FullError(f"The page has room for {MAX_TOTAL / 1e9:g} GB of images; clear it first")
+            image = self._inspect(key, name, content)
+            with replacing(self._folder / key, len(content)) as partial:
+                partial.write_bytes(content)
+            self._images[key], self._bytes[key] = image, len(content)
+            return image
 
     def clear(self) -> None:
         """Remove all images."""
@@ -113,26 +116,25 @@ class Session:
             self._bytes.clear()
 
     def use(self, inspector: Inspector, report: Callable[[str], None]) -> None:
-        """Go on with another model: all images are inspected again."""
+        """Inspect all images again with another model."""
         with self._lock:
             self.inspector = inspector
             for number, old in enumerate(list(self._images.values()), start=1):
-                again = self._inspect(old.key, old.name, self.content(old.key))
-                before = old.prediction.score, old.prediction.decision
-                self._images[old.key] = replace(again, before=before)
+                image = self._inspect(old.key, old.name, self.content(old.key))
+                self._images[old.key] = replace(image, before=(old.prediction.score, old.prediction.decision))
                 report(f"Inspected again: {number} of {len(self._images)} images")
 
-    def _inspect(self, key: str, name: str, content: bytes) -> Inspected:
+    def _inspect(self, key: str, name: str, content: bytes) -> PageImage:
         image = read(name, content, self.inspector.card["pixel_range"])
         prediction = self.inspector.predict(image)
-        overlay = self.inspector.overlay(image, prediction)
-        normals, anomalies = self.inspector.explain(prediction)
-        return Inspected(key, name, prediction, normals, anomalies, _jpeg(image), _jpeg(overlay))
+        picture = to_jpeg(image, OVERLAY_SIDE)
+        overlay = to_jpeg(self.inspector.overlay(image, prediction), OVERLAY_SIDE)
+        return PageImage(key, name, prediction, *self.inspector.explain(prediction), picture, overlay)
 
 
 @dataclass(frozen=True)
 class ToLearn:
-    """Images that people have marked, as files in a folder for each label; they stay when the page is closed."""
+    """Marked images as files in a folder for each label; they stay when the page is closed."""
 
     folder: Path
 
@@ -145,13 +147,9 @@ class ToLearn:
 
     def remove(self, key: str) -> None:
         """Take a mark back."""
-        for file in self._files(key=key):
-            file.unlink(missing_ok=True)
-
-    def clear(self, label: str) -> None:
-        """Forget the images of a label, once they were learned."""
-        for file in self._files(label):
-            file.unlink(missing_ok=True)
+        for label in LABELS:
+            for file in self._files(label, key):
+                file.unlink(missing_ok=True)
 
     def images(self, label: str) -> dict[str, str]:
         """Names of the images of a label, by key."""
@@ -162,12 +160,30 @@ class ToLearn:
         """Labels of all images, by key."""
         return {key: label for label in LABELS for key in self.images(label)}
 
-    def _files(self, label: str = "*", key: str = "*") -> list[Path]:
-        return list(self.folder.glob(f"{label}/{key}-*"))
+    def snapshot(self, label: str) -> Path:
+        """A folder with copies of the images that are marked now; ``learned`` deletes it and their marks."""
+        copies = self._snapshot(label)
+        shutil.rmtree(copies, ignore_errors=True)
+        copies.mkdir(parents=True)
+        for file in self._files(label):
+            shutil.copyfile(file, copies / file.name)
+        return copies
+
+    def learned(self, label: str) -> None:
+        """Delete the marks that the last snapshot holds, and none that was set since."""
+        for copy in self._snapshot(label).iterdir():
+            (self.folder / label / copy.name).unlink(missing_ok=True)
+        shutil.rmtree(self._snapshot(label))
+
+    def _snapshot(self, label: str) -> Path:
+        return self.folder / "learning" / label
+
+    def _files(self, label: str, key: str = "*") -> Iterator[Path]:
+        return (self.folder / label).glob(f"{key}-*")
 
 
 def check_file(name: str, content: bytes) -> None:
-    """Refuse a file that is no image by its name, or too large."""
+    """Refuse a file that does not end as images do, or is too large."""
     if not is_image(name):
         raise InputError(f"{name} is not taken: images end in {' '.join(sorted(IMAGE_SUFFIXES))}")
     if len(content) > MAX_BYTES:
@@ -175,22 +191,15 @@ def check_file(name: str, content: bytes) -> None:
 
 
 def read(name: str, content: bytes, pixel_range: str) -> Image.Image:
-    """RGB of a file that nobody has checked."""
+    """RGB of a file from anywhere."""
     try:
         if not name.lower().endswith(".npy"):
             Image.open(io.BytesIO(content), formats=FORMATS).close()
         return read_content(name, content, pixel_range, MEGAPIXELS)
     except UnidentifiedImageError as error:
-        raise InputError(f"{name} cannot be used: it is no image of {', '.join(FORMATS)}") from error
+        raise InputError(f"{name} cannot be used: it is not an image of {', '.join(FORMATS)}") from error
     except Image.DecompressionBombError as error:
         raise InputError(f"{name} cannot be used: more pixels than the {LIMIT}") from error
     except Exception as error:  # parsers of damaged files let any error through
         problem = str(error).replace(f"ingestion.max_megapixels = {MEGAPIXELS:g}", f"the {LIMIT}")  # fixed here
         raise InputError(f"{name} cannot be used: {problem}") from error
-
-
-def _jpeg(image: Image.Image) -> bytes:
-    small, content = image.copy(), io.BytesIO()
-    small.thumbnail((OVERLAY_SIDE, OVERLAY_SIDE))
-    small.save(content, format="jpeg", quality=88)
-    return content.getvalue()

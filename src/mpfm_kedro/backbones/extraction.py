@@ -26,6 +26,7 @@ from mpfm_kedro.parameters import FeatureParameters
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels in 0..1
 BATCH_BYTES = 512 << 20  # of the largest map of a batch, in fp32: 32 images of 448 pixels in a ResNet
 PROBE = 128  # pixels
+AUTO = ["auto"]  # layers that the backbone chooses
 STATISTICS = {
     "mean": lambda maps: maps.mean((2, 3)),
     "max": lambda maps: maps.amax((2, 3)),
@@ -46,6 +47,7 @@ class Backbone(nn.Module):
     """
 
     version: ClassVar[int] = 1  # raised when a change of the code changes features (tests/test_golden_numbers.py)
+    libraries: ClassVar[tuple[str, ...]] = ()  # that decide features besides those of every backbone
     mean: Tensor
     std: Tensor
     network: Any
@@ -63,18 +65,33 @@ class Backbone(nn.Module):
             raise InputError(f"Backbone '{name}' cannot be used, it has no maps of any size: {error}") from error
         sides = {name: side for name, (_, side) in shapes.items()}
         by_resolution = [name for _, name in sorted((side, name) for name, side in _last_of_each(sides).items())]
-        self.layers = tuple(by_resolution[1::-1]) if list(layers) == ["auto"] else tuple(layers)
-        self.map_layers = tuple(by_resolution[2:0:-1]) if list(map_layers) == ["auto"] else tuple(map_layers)
-        wanted = list(dict.fromkeys([*self.map_layers, *self.layers]))
-        unknown = [layer for layer in wanted if layer not in sides]
-        if unknown or not self.layers or not self.map_layers:
-            known = ", ".join(layer for layer in sides if layer.count(".") < 2)
-            raise InputError(f"Backbone '{name}' has no feature map {unknown or list(layers)}; it has: {known}")
-        self.network = fold_batch_norms(create_feature_extractor(network, {layer: layer for layer in wanted}).eval())
+        self.choose_layers(name, list(sides), layers, map_layers, (by_resolution[1::-1], by_resolution[2:0:-1]))
+        wanted = {layer: layer for layer in (*self.map_layers, *self.layers)}
+        self.network = fold_batch_norms(create_feature_extractor(network, wanted).eval())
         self._bytes_per_pixel = 4 * max(channels * side**2 for channels, side in shapes.values()) / PROBE**2
-        for buffer, values in (("mean", MEAN), ("std", STD)):
-            self.register_buffer(buffer, torch.tensor(values).view(1, 3, 1, 1) * 255, persistent=False)
+        self.normalise_by()
         self.to(memory_format=torch.channels_last)
+
+    def choose_layers(
+        self,
+        name: str,
+        known: Sequence[str],
+        layers: Sequence[str],
+        map_layers: Sequence[str],
+        auto: tuple[Sequence[str], Sequence[str]],
+    ) -> None:
+        """Set the layers of z and of F, which must be known ones; ["auto"] stands for those of ``auto``."""
+        self.layers = tuple(auto[0] if list(layers) == AUTO else layers)
+        self.map_layers = tuple(auto[1] if list(map_layers) == AUTO else map_layers)
+        unknown = [layer for layer in dict.fromkeys((*self.layers, *self.map_layers)) if layer not in known]
+        if unknown or not self.layers or not self.map_layers:
+            names = ", ".join(layer for layer in known if layer.count(".") < 2)
+            raise InputError(f"Backbone '{name}' has no feature map {unknown or list(layers)}; it has: {names}")
+
+    def normalise_by(self, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> None:
+        """Set mean and standard deviation of pixels in 0..1, for pixels in 0..255."""
+        for buffer, values in (("mean", mean), ("std", std)):
+            self.register_buffer(buffer, torch.tensor(values).view(1, 3, 1, 1) * 255, persistent=False)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Images (B, 3, S, S) of bytes → a map (B, C, H', W') of each layer."""

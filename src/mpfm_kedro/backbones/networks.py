@@ -10,8 +10,7 @@ import torchvision
 from torch import nn
 
 from mpfm_kedro.backbones import dinov2
-from mpfm_kedro.backbones.timm_models import PREFIX, check_timm_name, create_network
-from mpfm_kedro.backbones.vit import VisionTransformer
+from mpfm_kedro.backbones.timm_backbone import PREFIX, check_timm_name, create_network, import_extra
 from mpfm_kedro.errors import InputError
 
 
@@ -20,6 +19,8 @@ def check_name(name: str) -> None:
     if name.startswith(PREFIX):
         return check_timm_name(name)
     names = [dinov2.NAME, *torchvision.models.list_models(module=torchvision.models)]
+    if name == dinov2.NAME:
+        import_extra("timm", name)
     if name not in names:
         near = difflib.get_close_matches(name, names, n=3)
         hint = f"the nearest names are {', '.join(near)}" if near else f"allowed are {', '.join(names)}"
@@ -31,5 +32,5 @@ def random_network(name: str) -> nn.Module:
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about initial values, which are not used
         if name == dinov2.NAME:
-            return VisionTransformer()
+            return dinov2.random_network()
         return create_network(name) if name.startswith(PREFIX) else torchvision.models.get_model(name, weights=None)

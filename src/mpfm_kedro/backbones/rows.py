@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpfm_kedro.backbones.store import StoredRows
+
 IMAGES_PER_BATCH = 256
 IMAGES_IN_CACHE = 8  # what is made of so few maps stays in the cache of the processor
 BYTES_PER_BATCH = 64 << 20
@@ -29,7 +31,7 @@ class FeatureRows:
     """
 
     pooled: np.ndarray
-    maps: np.ndarray
+    maps: np.ndarray | StoredRows
     rows: np.ndarray
     source: np.ndarray
     beside: tuple[FeatureRows, ...] = ()

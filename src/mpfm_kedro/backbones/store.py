@@ -1,29 +1,40 @@
 """The feature store: what the frozen backbone made of each image and view, computed once.
 
-A store is a folder named by the digest of what its numbers depend on (``FeatureSpec``). Its rows are keyed by content
-hash, crop and view.
+A store is a folder named by the digest of what its numbers depend on (``FeatureSpec``). It consists of immutable parts:
+``00007.pooled.npy`` and ``00007.maps.npy`` with the numbers, then ``00007.keys.txt`` with one key (content hash, crop
+and view) per row. A part counts once its keys are written, so that an interruption loses at most the part under way.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import math
 import shutil
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from filelock import FileLock, Timeout
 
-from mpfm_kedro.backbones.store_folder import KEYS, StoreFolder, alone
+from mpfm_kedro.atomic import first_line, format_bytes, free_bytes, replacing
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.files import free_bytes, in_units
 from mpfm_kedro.images import decoding, views
 from mpfm_kedro.provenance import library_versions
 
+logger = logging.getLogger(__name__)
 EXTRACTION_LIBRARIES = ("numpy", "pillow", "torch", "torchvision")
 KEY = ["content_hash", "crop", "view"]
+SPEC, POOLED, MAPS, KEYS = "store.json", ".pooled.npy", ".maps.npy", ".keys.txt"
+PART_BYTES, PART_SECONDS = 64 << 20, 2  # batches are written as one part when they are so large, or so old
 
 
 def extraction_version(backbone: str = "Backbone 1") -> str:
@@ -34,15 +45,15 @@ def extraction_version(backbone: str = "Backbone 1") -> str:
 def extraction_libraries(more: tuple[str, ...] = ()) -> tuple[str, ...]:
     """The libraries that decide the numbers, with their versions; ``more`` are those of one backbone alone."""
     versions = library_versions()
-    own = [f"{name} {versions[name]}" for name in EXTRACTION_LIBRARIES]
-    return (*own, *(f"{name} {version(name)}" for name in more))
+    always = [f"{name} {versions[name]}" for name in EXTRACTION_LIBRARIES]
+    return (*always, *(f"{name} {version(name)}" for name in more))
 
 
 @dataclass(frozen=True)
 class FeatureSpec:
     """Everything besides the pixels that decides the numbers in a store, and their shapes.
 
-    Device, batch and threads are no part of it: they decide the rounding only.
+    Device, batch and threads are not part of it: they decide the rounding only.
     """
 
     backbone: str
@@ -65,12 +76,183 @@ class FeatureSpec:
     @property
     def row_bytes(self) -> int:
         """Disk that one row takes: pooled statistics in fp32, the map in fp16."""
-        return 4 * self.pooled_size + 2 * int(np.prod(self.map_shape))
+        return 4 * self.pooled_size + 2 * math.prod(self.map_shape)
 
 
 def row_keys(views: pd.DataFrame) -> pd.Series:
     """The key of each view's row."""
     return views["content_hash"] + "|" + views["crop"] + "|" + views["view"]
+
+
+def read_keys(file: Path) -> list[str]:
+    """The keys of a part; a damaged byte is not text, and stays nevertheless."""
+    return file.read_bytes().decode("utf-8", "surrogateescape").split("\n")[:-1]
+
+
+class StoredRows:
+    """The rows of several memory-mapped arrays, read like one array.
+
+    Args:
+        parts: arrays (n, *shape).
+        shape: of one row.
+        dtype: of the values.
+    """
+
+    def __init__(self, parts: Iterable[np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> None:
+        # one view per row: a gather is then one np.concatenate, as quick as that of a single array
+        self._rows = [row for part in parts for row in np.asarray(part).reshape(len(part), math.prod(shape))]
+        self.shape: tuple[Any, ...] = (len(self._rows), *shape)
+        self.dtype, self.itemsize = dtype, dtype.itemsize
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        numbers = np.arange(len(self))[index]
+        rows = [self._rows[number] for number in np.atleast_1d(numbers).tolist()]
+        return np.concatenate([np.empty(0, self.dtype), *rows]).reshape(*numbers.shape, *self.shape[1:])
+
+
+class Part(NamedTuple):
+    """Keys, pooled statistics and maps of some rows, the latter two memory-mapped."""
+
+    keys: list[str]
+    pooled: np.ndarray
+    maps: np.ndarray
+
+
+@dataclass(frozen=True)
+class StoreFolder:
+    """One store on disk, as it was when its rows were first asked for."""
+
+    folder: Path
+    spec: FeatureSpec
+
+    @cached_property
+    def row_of(self) -> dict[str, int]:
+        """Row number of each key."""
+        return {key: row for row, key in enumerate(self.keys())}
+
+    @cached_property
+    def pooled(self) -> StoredRows:
+        """Pooled statistics (rows, pooled_size), fp32, memory-mapped."""
+        return StoredRows([part.pooled for part in self._parts], *self._formats[POOLED])
+
+    @cached_property
+    def maps(self) -> StoredRows:
+        """Feature maps F (rows, C, H', W'), fp16, memory-mapped."""
+        return StoredRows([part.maps for part in self._parts], *self._formats[MAPS])
+
+    def keys(self) -> list[str]:
+        """The keys of all rows, each of which is there once."""
+        keys = [key for part in self._parts for key in part.keys]
+        if len(set(keys)) < len(keys):
+            raise InputError(f"{self.folder} has a key twice: it is damaged; kedro store free {self.folder.name}")
+        return keys
+
+    def missing(self, keys: Iterable[str]) -> list[str]:
+        """Keys whose rows are not in the store at this moment, in order, each once."""
+        present = set(StoreFolder(self.folder, self.spec).keys())
+        return [key for key in dict.fromkeys(keys) if key not in present]
+
+    @property
+    def _formats(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """Shape of a row and type of its values in each kind of file."""
+        return {POOLED: ((self.spec.pooled_size,), np.dtype("f4")), MAPS: (tuple(self.spec.map_shape), np.dtype("f2"))}
+
+    @cached_property
+    def _parts(self) -> list[Part]:
+        return [self._read_part(file) for file in sorted(self.folder.glob(f"*{KEYS}"))]
+
+    def _read_part(self, keys_file: Path) -> Part:
+        keys, arrays = read_keys(keys_file), []
+        for name, (shape, dtype) in self._formats.items():
+            file = keys_file.with_name(keys_file.name.replace(KEYS, name))
+            try:
+                arrays.append(np.load(file, mmap_mode="r", allow_pickle=False))
+                if arrays[-1].dtype != dtype or arrays[-1].shape != (len(keys), *shape):
+                    raise ValueError(f"{arrays[-1].dtype} {arrays[-1].shape} for {len(keys)} keys")
+            except Exception as error:  # numpy's parser lets any error through
+                raise InputError(
+                    f"{file} does not fit its keys ({first_line(error)}); delete {keys_file} and start again: "
+                    "kedro run extracts its images again"
+                ) from error
+        return Part(keys, *arrays)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process maps the files itself.
+        return {"folder": self.folder, "spec": self.spec}
+
+    @contextmanager
+    def writing(self) -> Iterator[StoreWriter]:
+        """The store opened for appending, by one process at a time; which rows are missing is asked inside of it."""
+        with alone(self.folder):
+            with replacing(self.folder / SPEC) as partial:
+                partial.write_text(json.dumps(asdict(self.spec), indent=2))
+            writer = StoreWriter(self.folder, self.spec)
+            try:
+                yield writer
+            finally:
+                writer.write_part()
+
+
+class StoreWriter:
+    """Appends parts; what an interrupted writer wrote without keys is deleted first."""
+
+    def __init__(self, folder: Path, spec: FeatureSpec) -> None:
+        self._folder, self._spec = folder, spec
+        self._batches: list[Part] = []
+        parts = {file.name.removesuffix(KEYS) for file in folder.glob(f"*{KEYS}")}
+        for file in folder.iterdir():
+            if file.name != SPEC and file.name.partition(".")[0] not in parts:
+                file.unlink()
+        self._next = max((int(part) + 1 for part in parts), default=0)
+        self._written = 0.0  # the first batch is written at once: a full disk shows early
+
+    def append(self, keys: list[str], pooled: np.ndarray, maps: np.ndarray) -> None:
+        """Add a batch; it is written together with others, at the latest when the store is closed."""
+        self._batches.append(Part(keys, pooled, maps))
+        size = self._spec.row_bytes * sum(len(batch.keys) for batch in self._batches)
+        if size >= PART_BYTES or time.monotonic() - self._written >= PART_SECONDS:
+            self.write_part()
+
+    def write_part(self) -> None:
+        """Write the batches so far as one part: the numbers first, then the keys that make them count."""
+        batches, self._batches = [batch for batch in self._batches if batch.keys], []
+        if not batches:
+            return
+        keys, pooled, maps = zip(*batches, strict=True)
+        part, self._next = self._folder / f"{self._next:05d}", self._next + 1
+        numbers = (POOLED, np.concatenate(pooled, dtype=np.float32)), (MAPS, np.concatenate(maps, dtype=np.float16))
+        for name, values in numbers:
+            with replacing(part.with_name(part.name + name), values.nbytes) as partial:
+                np.save(partial, values)
+        with replacing(part.with_name(part.name + KEYS)) as partial:
+            lines = "".join(f"{key}\n" for batch in keys for key in batch)
+            partial.write_bytes(lines.encode("utf-8", "surrogateescape"))
+        self._written = time.monotonic()
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """The only process that writes to the store in ``folder``; waits until another one has finished.
+
+    The lock is beside the folder: it outlives the store when that is deleted.
+    """
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            logger.info("Waiting for another process that writes to the feature store %s", folder)
+            lock.acquire()
+    except OSError as error:
+        raise InputError(f"Cannot write to the feature store {folder}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @dataclass(frozen=True)
@@ -88,29 +270,27 @@ class FeatureStore:
         self.root.mkdir(parents=True, exist_ok=True)
         need, free = rows * spec.row_bytes, free_bytes(self.root)
         if need > free:
-            raise InputError(f"{self.root} needs {in_units(need)} for features, {in_units(free)} are free")
+            raise InputError(f"{self.root} needs {format_bytes(need)} for features, {format_bytes(free)} are free")
         return need
 
     def overview(self) -> pd.DataFrame:
         """One row per store: what it holds and how much disk it takes."""
         rows = []
-        for file in sorted(self.root.glob("*/store.json")):
+        for file in sorted(self.root.glob(f"*/{SPEC}")):
             try:
                 spec = json.loads(file.read_text())
                 found = {"backbone": spec["backbone"], "image_size": spec["image_size"]}
             except (ValueError, KeyError, TypeError):  # damaged; the next extraction writes it again
                 found = {"backbone": "unknown", "image_size": 0}
             size = sum(part.stat().st_size for part in file.parent.iterdir())
-            keys = file.parent / KEYS
-            lines = keys.read_bytes().count(b"\n") if keys.is_file() else 0
+            lines = sum(len(read_keys(keys)) for keys in file.parent.glob(f"*{KEYS}"))
             rows.append({"store": file.parent.name} | found | {"rows": lines, "megabytes": round(size / 1e6)})
         return pd.DataFrame(rows, columns=["store", "backbone", "image_size", "rows", "megabytes"])
 
     def free(self, name: str) -> None:
         """Delete one store."""
-        if name not in set(self.overview()["store"]):
-            raise InputError(
-                f"No feature store '{name}' in {self.root}; there are: {', '.join(self.overview()['store'])}"
-            )
+        names = self.overview()["store"].tolist()
+        if name not in names:
+            raise InputError(f"No feature store '{name}' in {self.root}; there are: {', '.join(names)}")
         with alone(self.root / name):
             shutil.rmtree(self.root / name)

@@ -1,15 +1,47 @@
-"""A model of timm as a backbone: its stages or blocks are maps."""
+"""Models of timm, an extra, as backbones: their stages or blocks are maps."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
+from importlib import import_module
+from types import ModuleType
 
-import torch
 from torch import Tensor, nn
 
 from mpfm_kedro.backbones.extraction import Backbone
-from mpfm_kedro.backbones.timm_models import create_network
 from mpfm_kedro.errors import InputError
+
+PREFIX = "timm/"
+
+
+def import_extra(package: str, name: str) -> ModuleType:
+    """A package that a backbone needs, or an error that says how to install it."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise InputError(f"Backbone '{name}' needs {package}: pip install 'mpfm_kedro[timm]'") from error
+
+
+def create_network(name: str, pretrained: bool = False) -> nn.Module:
+    """The model ``timm/<name>``; a transformer accepts images of any size that its patches divide."""
+    timm, short = import_extra("timm", name), name.removeprefix(PREFIX)
+    try:
+        network = timm.create_model(short, pretrained=pretrained, dynamic_img_size=True)
+    except TypeError:  # not a transformer with one resolution
+        network = timm.create_model(short, pretrained=pretrained)
+    if not hasattr(network, "forward_intermediates"):
+        raise InputError(f"Backbone '{name}' cannot be used: timm gives no maps of it")
+    return network.eval()
+
+
+def check_timm_name(name: str) -> None:
+    """Refuse a name that timm does not know, with the nearest ones."""
+    timm, short = import_extra("timm", name), name.removeprefix(PREFIX)
+    if not timm.is_model(short):
+        near = difflib.get_close_matches(short, timm.list_models(), n=3)
+        hint = f"the nearest names are {', '.join(PREFIX + one for one in near)}" if near else "see timm.list_models()"
+        raise InputError(f"Unknown backbone '{name}': {hint}")
 
 
 class TimmBackbone(Backbone):
@@ -25,6 +57,7 @@ class TimmBackbone(Backbone):
     """
 
     version = 1
+    libraries = ("timm",)
 
     def __init__(
         self, name: str, weights: Mapping[str, Tensor], layers: Sequence[str], map_layers: Sequence[str]
@@ -34,21 +67,16 @@ class TimmBackbone(Backbone):
         self.network.load_state_dict(weights)
         self.requires_grad_(False)
         stages = list(self.network.feature_info)
-        names, reductions = [one["module"] for one in stages], [int(one["reduction"]) for one in stages]
+        names, reductions = [stage["module"] for stage in stages], [int(stage["reduction"]) for stage in stages]
         one_resolution = len(set(reductions)) == 1
         self.patch = reductions[0] if one_resolution else 1
         late = names[3 * len(names) // 4]
         auto, map_auto = ([late, names[-1]], [late]) if one_resolution else (names[-2:], names[-3:-1])
-        self.layers = tuple(auto if list(layers) == ["auto"] else layers)
-        self.map_layers = tuple(map_auto if list(map_layers) == ["auto"] else map_layers)
+        self.choose_layers(name, names, layers, map_layers, (auto, map_auto))
         self._wanted = [layer for layer in names if layer in {*self.layers, *self.map_layers}]
-        if unknown := sorted({*self.layers, *self.map_layers} - set(names)):
-            raise InputError(f"Backbone '{name}' has no feature map {unknown}; it has: {', '.join(names)}")
         self._indices = [names.index(layer) for layer in self._wanted]
-        self._bytes_per_pixel = 16 * max(one["num_chs"] / one["reduction"] ** 2 for one in stages)
-        for buffer in ("mean", "std"):
-            values = torch.tensor(self.network.pretrained_cfg[buffer]).view(1, 3, 1, 1) * 255
-            self.register_buffer(buffer, values, persistent=False)
+        self._bytes_per_pixel = 16 * max(stage["num_chs"] / stage["reduction"] ** 2 for stage in stages)
+        self.normalise_by(self.network.pretrained_cfg["mean"], self.network.pretrained_cfg["std"])
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Images (B, 3, S, S) of bytes → a map (B, C, H', W') of each layer."""

@@ -9,21 +9,23 @@ from __future__ import annotations
 import hashlib
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from mpfm_kedro.atomic import replacing
 from mpfm_kedro.backbones import dinov2
 from mpfm_kedro.backbones.networks import check_name, random_network
-from mpfm_kedro.backbones.origins import KNOWN, Obtained, Origin, origins_of, read_tensors
+from mpfm_kedro.backbones.origins import KNOWN, Origin, origins_of, read_tensors
 from mpfm_kedro.errors import InputError
 
 logger = logging.getLogger(__name__)
+PROBLEMS = 500  # characters about what does not fit
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -56,10 +58,11 @@ def obtain_weights(
             digest is not the known one, or the folder cannot be written.
     """
     check_name(name)
+    path = folder / f"{name}.safetensors"
     if weights_file is not None:
-        return _use_file(name, folder, weights_file)
-    cached = _read_cached(name, folder)
-    return cached if cached is not None else _obtain(name, folder, origins_of(name) if origins is None else origins)
+        return _use_file(name, path, weights_file)
+    cached = _read_cached(name, path)
+    return cached if cached is not None else _obtain(name, path, origins_of(name) if origins is None else origins)
 
 
 def file_owner(names: Sequence[str], file: Path) -> str:
@@ -82,88 +85,51 @@ def _read_file(name: str, file: Path) -> dict[str, Tensor]:
     return dinov2.authors_names(tensors) if name == dinov2.NAME else tensors
 
 
-def _use_file(name: str, folder: Path, file: Path) -> dict[str, Tensor]:
+def _use_file(name: str, path: Path, file: Path) -> dict[str, Tensor]:
     tensors = _read_file(name, file)
     check_fit(name, tensors, str(file))
     found = digest(tensors)
     if name not in KNOWN or found != KNOWN[name].digest:
         logger.info("%s: digest %s is not the known one of %s; used as your own weights", file, found, name)
-    elif _read_cached(name, folder) is None:
-        with _scratch(name, folder) as scratch:
-            _cache(name, folder, Obtained(tensors, str(file)), scratch)
+    elif _read_cached(name, path) is None:
+        with replacing(path) as partial:
+            partial.write_bytes(_copy(name, tensors, str(file)))
     return tensors
 
 
-def _obtain(name: str, folder: Path, origins: Sequence[Origin]) -> dict[str, Tensor]:
+def _obtain(name: str, path: Path, origins: Sequence[Origin]) -> dict[str, Tensor]:
+    """The weights from the first origin that has them, cached as ``path``."""
     answers = ["a file of yours: none is named"]
-    with _scratch(name, folder) as scratch:
+    with replacing(path) as partial, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        partial.touch()  # a folder that cannot be written shows before any download
         for origin in origins:
             logger.info("Weights of %s: trying %s", name, origin.title)
             try:
-                obtained = origin.fetch(name, scratch)
+                tensors, source = origin.fetch(name, Path(scratch))
             except InputError as error:
                 logger.info("%s: %s", origin.title, error.message)
                 answers.append(f"{origin.title}: {error.message}")
                 continue
-            _check_digest(name, obtained)
-            check_fit(name, obtained.tensors, obtained.source)
-            _cache(name, folder, obtained, scratch)
-            return obtained.tensors
-    tried = "".join(f"\n  {number}. {answer}" for number, answer in enumerate(answers, 1))
-    raise InputError(
-        f"No origin has the weights of {name}:{tried}\nGive a file (.pth or .safetensors) with the parameter "
-        "features.weights_file in conf/base/parameters_features.yml."
-    )
-
-
-def _check_digest(name: str, obtained: Obtained) -> None:
-    found = digest(obtained.tensors)
-    if name in KNOWN and found != KNOWN[name].digest:
+            if name in KNOWN and (found := digest(tensors)) != KNOWN[name].digest:
+                raise InputError(
+                    f"{source}: the tensors have digest {found}, expected for {name} is {KNOWN[name].digest}"
+                )
+            check_fit(name, tensors, source)
+            partial.write_bytes(_copy(name, tensors, source))
+            logger.info("Weights of %s from %s cached as %s", name, source, path)
+            return tensors
+        tried = "".join(f"\n  {number}. {answer}" for number, answer in enumerate(answers, 1))
         raise InputError(
-            f"{obtained.source}: the tensors have digest {found}, expected for {name} is {KNOWN[name].digest}"
+            f"No origin has the weights of {name}:{tried}\nGive a file (.pth or .safetensors) with the parameter "
+            "features.weights_file in conf/base/parameters_features.yml."
         )
 
 
-def check_fit(name: str, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Refuse tensors whose names or shapes are not those of the network."""
-    expected, found = _shapes(random_network(name).state_dict()), _shapes(tensors)
-    problems = [f"{key} is missing" for key in expected if key not in found]
-    problems += [f"{key} is not part of the network" for key in found if key not in expected]
-    problems += [
-        f"{key} has shape {found[key]}, expected is {shape}"
-        for key, shape in expected.items()
-        if found.get(key, shape) != shape
-    ]
-    if problems:
-        more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
-        raise InputError(f"{source} does not fit {name}: {'; '.join(problems[:4])}{more}")
+def _copy(name: str, tensors: dict[str, Tensor], source: str) -> bytes:
+    return save(tensors, {"name": name, "digest": digest(tensors), "origin": source})
 
 
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {key: tuple(t.shape) for key, t in tensors.items() if not key.endswith("num_batches_tracked")}
-
-
-@contextmanager
-def _scratch(name: str, folder: Path) -> Iterator[Path]:
-    """A temporary folder inside ``folder``: it shows before any download that one can write there."""
-    try:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)  # timm/<name> is in a folder of its own
-        with tempfile.TemporaryDirectory(prefix=".weights-", dir=folder, ignore_cleanup_errors=True) as scratch:
-            yield Path(scratch)
-    except OSError as error:
-        raise InputError(f"Cannot write weights to {folder}: {error.strerror or error}") from error
-
-
-def _cache(name: str, folder: Path, obtained: Obtained, scratch: Path) -> None:
-    metadata = {"name": name, "digest": digest(obtained.tensors), "origin": obtained.source}
-    partial = scratch / "weights.safetensors"
-    partial.write_bytes(save(obtained.tensors, metadata))
-    cached = partial.replace(folder / f"{name}.safetensors")
-    logger.info("Weights of %s from %s cached as %s", name, obtained.source, cached)
-
-
-def _read_cached(name: str, folder: Path) -> dict[str, Tensor] | None:
-    path = folder / f"{name}.safetensors"
+def _read_cached(name: str, path: Path) -> dict[str, Tensor] | None:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -178,3 +144,13 @@ def _read_cached(name: str, folder: Path) -> dict[str, Tensor] | None:
         return tensors
     logger.warning("The cached copy %s has digest %s instead of %s and is obtained again", path, found, expected)
     return None
+
+
+def check_fit(name: str, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Refuse tensors whose names or shapes are not those of the network."""
+    try:
+        random_network(name).load_state_dict(tensors)
+    except (RuntimeError, ValueError) as error:  # the latter of MNASNet, which asks for the version of the file
+        first, *problems = str(error).splitlines()
+        reason = shorten(" ".join(problems) or first, PROBLEMS)
+        raise InputError(f"{source} does not fit {name}: {reason}") from error

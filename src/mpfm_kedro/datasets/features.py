@@ -11,27 +11,14 @@ import pandas as pd
 from kedro.io import AbstractDataset
 from kedro_datasets._typing import TablePreview
 
+from mpfm_kedro.atomic import load_table, save_table
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.backbones.store import FeatureSpec, FeatureStore
 from mpfm_kedro.datasets.previews import show_table
-from mpfm_kedro.datasets.reading import ReadOnlyDataset
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.files import load_table, save_table
 
 
-class FeatureStoreDataset(ReadOnlyDataset[FeatureStore]):
-    """The feature stores below ``filepath``, whose rows are appended while they are computed."""
-
-    def load(self) -> FeatureStore:
-        """The stores."""
-        return FeatureStore(self._path)
-
-    def preview(self) -> TablePreview:
-        """The stores and their sizes, for kedro-viz."""
-        return show_table(self.load().overview())
-
-
-class FeaturesDataset(AbstractDataset[Features, Features]):
+class FeaturesDataset(AbstractDataset[Any, Features]):
     """The views of a dataset as Parquet, with the specifications of the stores that have their features.
 
     Row numbers are not saved: they depend on the order of work, and are looked up in the store.
@@ -53,8 +40,9 @@ class FeaturesDataset(AbstractDataset[Features, Features]):
         spec: dict[str, Any] = {name: tuple(part) if isinstance(part, list) else part for name, part in raw.items()}
         return Features.locate(table, FeatureStore(self._root).open(FeatureSpec(**spec)))
 
-    def save(self, data: Features) -> None:
-        """The views; their features are in the store already."""
+    def save(self, data: Any) -> None:
+        """Extract what the store lacks, then write the views."""
+        data = data.run(FeatureStore(self._root))
         table = data.index.drop(columns="row")
         first, *others = [asdict(spec) for spec in data.specs]
         table.attrs = {"spec": json.dumps(first), "beside": json.dumps(others)}

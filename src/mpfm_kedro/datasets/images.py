@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kedro.io import AbstractDataset
 from kedro_datasets._typing import ImagePreview
 from PIL import Image, ImageOps
 
 from mpfm_kedro.datasets.previews import show_image
+from mpfm_kedro.datasets.reading import ReadOnlyDataset
 from mpfm_kedro.images.loading import THUMBNAIL, ImageLoader
 from mpfm_kedro.sources import get_source
 
 PREVIEW_ROWS, PREVIEW_COLUMNS = 3, 4
 
 
-class ImagesDataset(AbstractDataset[None, ImageLoader]):
+class ImagesDataset(ReadOnlyDataset[ImageLoader]):
     """The loader of a dataset's images; what earlier runs found of the files is in ``filepath``."""
 
     def __init__(
@@ -27,24 +27,19 @@ class ImagesDataset(AbstractDataset[None, ImageLoader]):
         max_megapixels: float,
         metadata: dict[str, Any] | None = None,
     ) -> None:
-        self._memory = Path(filepath)
+        super().__init__(filepath, metadata)
         self._dataset = dataset
         self._root = Path(data_root)
         self._max_pixels = int(max_megapixels * 1e6)
-        self.metadata = metadata
 
     def load(self) -> ImageLoader:
         """The loader for the folder in which the source finds the files."""
         folder = get_source(self._dataset).locate(self._root)
-        return ImageLoader(self._dataset, folder, self._max_pixels, self._memory)
-
-    def save(self, data: None) -> None:
-        """Raw images are never written."""
-        raise NotImplementedError("raw images are not written")
+        return ImageLoader(self._dataset, folder, self._max_pixels, self._path)
 
     def preview(self) -> ImagePreview:
         """A few of the audit's thumbnails side by side, for kedro-viz."""
-        files = sorted(self._memory.with_name("thumbnails").glob("*.png"))
+        files = sorted(self._path.with_name("thumbnails").glob("*.png"))
         sheet = Image.new("RGB", (PREVIEW_COLUMNS * THUMBNAIL, PREVIEW_ROWS * THUMBNAIL), "white")
         for i, file in enumerate(files[: PREVIEW_ROWS * PREVIEW_COLUMNS]):
             row, column = divmod(i, PREVIEW_COLUMNS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +9,10 @@ import pandas as pd
 from kedro.io import AbstractDataset, AbstractVersionedDataset, Version
 from kedro_datasets._typing import JSONPreview, TablePreview
 
+from mpfm_kedro.atomic import REBUILD_HINT, first_line, replacing
 from mpfm_kedro.datasets.previews import show_table
 from mpfm_kedro.datasets.reading import ReadOnlyDataset
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.files import AGAIN, first_line, load_table, replacing, save_table
 
 if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
     from mpfm_kedro.inspection.collection import Collection
@@ -34,15 +33,20 @@ class CollectionDataset(AbstractDataset["Collection", "Collection"]):
         """The collection."""
         from mpfm_kedro.inspection.collection import COLUMNS, Collection
 
-        table = load_table(self._table, RESTORE) if self._table.is_file() else pd.DataFrame(columns=COLUMNS)
-        return Collection(self._folder, table)
+        if not self._table.is_file():
+            return Collection(self._folder, pd.DataFrame(columns=COLUMNS))
+        try:
+            return Collection(self._folder, pd.read_parquet(self._table))
+        except Exception as error:  # pyarrow answers a damaged file with exceptions of a dozen types
+            raise InputError(f"{self._table} is damaged ({first_line(error)}); {RESTORE}") from error
 
     def save(self, data: Collection) -> None:
         """First the files, then the table that names them."""
         for name, content in data.new.items():
             with replacing(self._folder / name) as partial:
                 partial.write_bytes(content)
-        save_table(data.table, self._table)
+        with replacing(self._table) as partial:
+            data.table.to_parquet(partial)
 
     @property
     def _table(self) -> Path:
@@ -91,18 +95,21 @@ class ModelFolderDataset(AbstractVersionedDataset["Model", "Model"]):
 
 
 class EvaluationDataset(ReadOnlyDataset[dict[str, Any]]):
-    """What the settings have found of a dataset, if they were run: metrics.json of each."""
+    """summary.csv of the settings of a dataset that were run."""
 
     def load(self) -> dict[str, Any]:
-        """Metrics by setting; empty where no setting was run."""
-        files = {setting: self._path / setting / "metrics.json" for setting in ("general", "hard")}
+        """The rows of the summary by setting; empty where no setting was run."""
+        files = {setting: self._path / setting / "summary.csv" for setting in ("general", "hard")}
         return {setting: self._read(file) for setting, file in files.items() if file.is_file()}
 
     def _read(self, file: Path) -> Any:
+        names = dict.fromkeys(["method", "category", "known_class"], str)  # a class may be called 007
         try:
-            return json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InputError(f"{file} is damaged ({first_line(error)}); {AGAIN}") from error
+            table = pd.read_csv(file, keep_default_na=False, na_values={"auc_mean": ""}, dtype=names)
+            shown = table[[*names, "n_anomalies", "auc_mean", "auc_std", "ap_mean", "ap_std", "n_seeds"]]
+            return shown.dropna(subset="auc_mean").to_dict("records")
+        except (ValueError, KeyError) as error:
+            raise InputError(f"{file} is damaged ({first_line(error)}); {REBUILD_HINT}") from error
 
 
 class EarlierPredictionsDataset(ReadOnlyDataset[pd.DataFrame]):
@@ -116,5 +123,5 @@ class EarlierPredictionsDataset(ReadOnlyDataset[pd.DataFrame]):
         try:
             return pd.read_csv(self._path, keep_default_na=False)[columns]
         except (ValueError, KeyError) as error:
-            advice = "kedro run --pipelines=predict makes it again"
+            advice = "run kedro run --pipelines=predict again"
             raise InputError(f"{self._path} is damaged ({first_line(error)}); {advice}") from error

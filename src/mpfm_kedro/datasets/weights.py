@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from kedro.io import AbstractDataset
+from mpfm_kedro.datasets.reading import ReadOnlyDataset
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +19,7 @@ class BackboneWeights:
     tensors: Mapping[str, Any]
 
 
-class BackboneWeightsDataset(AbstractDataset[None, list[BackboneWeights]]):
+class BackboneWeightsDataset(ReadOnlyDataset[list[BackboneWeights]]):
     """Weights of one or several backbones, obtained on the first load and cached below ``filepath``.
 
     Args:
@@ -37,10 +37,9 @@ class BackboneWeightsDataset(AbstractDataset[None, list[BackboneWeights]]):
         weights_file: str | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> None:
-        self._folder = Path(filepath)
+        super().__init__(filepath, metadata)
         self._names = [name] if isinstance(name, str) else list(name)
         self._weights_file = Path(weights_file) if weights_file else None
-        self.metadata = metadata
 
     def load(self) -> list[BackboneWeights]:
         """The weights of each backbone, with the digest of their tensors."""
@@ -50,20 +49,15 @@ class BackboneWeightsDataset(AbstractDataset[None, list[BackboneWeights]]):
         owner = file_owner(self._names, self._weights_file) if self._weights_file else None
         loaded = []
         for name in self._names:
-            tensors = obtain_weights(name, self._folder, self._weights_file if name == owner else None)
+            tensors = obtain_weights(name, self._path, self._weights_file if name == owner else None)
             loaded.append(BackboneWeights(name, digest(tensors), tensors))
         return loaded
 
-    def save(self, data: None) -> NoReturn:
-        """Weights are obtained, never saved."""
-        raise NotImplementedError("backbone weights are obtained, not saved")
-
     def _describe(self) -> dict[str, Any]:
-        file = str(self._weights_file) if self._weights_file else None
-        return {"filepath": str(self._folder), "name": self._names, "weights_file": file}
+        return super()._describe() | {"name": self._names, "weights_file": self._weights_file}
 
     def _exists(self) -> bool:
-        cached = [(self._folder / f"{name}.safetensors").is_file() for name in self._names]
+        cached = [(self._path / f"{name}.safetensors").is_file() for name in self._names]
         if self._weights_file:
             return self._weights_file.is_file() and sum(cached) >= len(cached) - 1
         return all(cached)

@@ -1,40 +1,34 @@
-"""The one interface of all detectors: MPFM, rebuilt baselines and references.
+"""What all detectors share: training data, artefacts, scores, and the interface of baselines and references.
 
-A detector is fitted in pieces, each stored under its own key and shared by all trials that need it. Most detectors
-have one piece; MPFM has three (prototypes, training, calibration), two of them once for each backbone.
+MPFM is fitted in three stages, whose fits are kept; of baselines and references the scores are.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpfm_kedro.backbones.rows import FeatureRows
-from mpfm_kedro.detectors.pieces import Piece, Specification
 
 DEFAULT_MEMORY = 2 << 30
+IMAGES_PER_BATCH = 64
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What a run may learn from.
+    """What a run may learn from: training normals, pseudo-anomalies (CutMix) of them, and known anomalies.
 
-    Args:
-        normals: all training normals.
-        pseudo: pseudo-anomalies (CutMix) of the normals; ``source`` is the position of the normal.
-        anomalies: the original known anomalies (the first M rows), then their augmented views; ``source`` is the
-            position of the known anomaly.
+    The original known anomalies are the first M rows of ``anomalies``, then come their augmented views.
     """
 
     normals: FeatureRows
-    pseudo: FeatureRows
-    anomalies: FeatureRows
+    pseudo: FeatureRows  # source: position of the normal
+    anomalies: FeatureRows  # source: position of the known anomaly
 
     def of_backbone(self, number: int) -> TrainingData:
         """The same images in one of the backbones, 0 is the first."""
@@ -53,7 +47,7 @@ class TrainingData:
 
 @dataclass(frozen=True)
 class Artefact:
-    """What is stored of a fitted piece: tensors, and everything else that JSON can hold."""
+    """What is stored of a fit: tensors, and everything else that JSON can hold."""
 
     tensors: dict[str, Tensor]
     details: dict[str, Any] = field(default_factory=dict)
@@ -66,17 +60,11 @@ class Artefact:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of n samples, higher for anomalies.
+    """Scores of n samples, higher for anomalies; parts and mode are those of MPFM."""
 
-    Args:
-        score: (n,).
-        parts: the four scores S_g, S_a, S_r, S_n that make it, (n, 4); MPFM alone has them.
-        mode: the most probable mode of each sample, (n,); MPFM alone has modes.
-    """
-
-    score: np.ndarray
-    parts: np.ndarray | None = None
-    mode: np.ndarray | None = None
+    score: np.ndarray  # (n,)
+    parts: np.ndarray | None = None  # the four scores S_g, S_a, S_r, S_n that make it, (n, 4)
+    mode: np.ndarray | None = None  # the most probable mode of each sample, (n,)
 
 
 class Checkpoint(Protocol):
@@ -91,101 +79,54 @@ class Checkpoint(Protocol):
 
 @dataclass(frozen=True)
 class Context:
-    """Where a piece is fitted: device, bytes of memory it may use, and a checkpoint to resume from."""
+    """Where a fit runs: device, bytes of memory it may use, and a checkpoint to resume from."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     memory: int = DEFAULT_MEMORY
     checkpoint: Checkpoint | None = None
 
 
-class Detector(ABC):
-    """A detector on stored features of the frozen backbone.
+class Detector(nn.Module, ABC):
+    """A detector on stored features of the frozen backbone; what it has learned is its ``state_dict()``.
 
-    Class attributes:
-        name: its row in the tables.
-        kind: ours, baseline (rebuilt from a paper) or reference.
-        differs: how it differs from what its paper describes, for the tables.
-        supervised: whether it learns from known anomalies; one that does not is shared by all runs with the same
-            normals.
-        random: whether the seed matters.
-        version: of its numbers: raise it when a change of the code changes them (tests/test_golden_numbers.py).
-        budget: what is spent on it, in words, for the tables; ``{steps}`` is the number of training steps.
+    ``forward`` gives the scores (B,) of stored features, one argument for each name in ``reads``.
+
+    Raise the version when a change of the code changes the numbers (tests/test_golden_numbers.py).
 
     Args:
         steps: of a detector that is trained step by step; others ignore it.
     """
 
-    name: ClassVar[str]
-    kind: ClassVar[str] = "reference"
-    differs: ClassVar[str] = ""
-    supervised: ClassVar[bool]
-    random: ClassVar[bool]
+    name: ClassVar[str]  # its row in the tables
+    kind: ClassVar[str] = "reference"  # ours, baseline (rebuilt from a paper) or reference
+    differs: ClassVar[str] = ""  # how it differs from what its paper describes, for the tables
+    supervised: ClassVar[bool]  # whether it learns from known anomalies; else runs with the same normals share the fit
+    random: ClassVar[bool]  # whether the seed matters
     version: ClassVar[int] = 1
-    budget: ClassVar[str]
+    budget: ClassVar[str]  # what is spent on it, for the tables; {steps} is the number of training steps
+    reads: ClassVar[tuple[str, ...]] = ("maps",)  # "pooled", (B, d), and "maps", (B, C, H', W'), in this order
 
     def __init__(self, steps: int = 1000) -> None:
+        super().__init__()
         self.steps = steps
 
     @abstractmethod
     def fit(self, data: TrainingData, seed: int, context: Context) -> Self:
         """Learn from a run's training data; nothing else decides anything."""
 
-    @abstractmethod
+    def bytes_per_image(self, rows: FeatureRows) -> int:
+        """What a batch needs for each image while it is scored."""
+        return rows.bytes_per_map
+
+    @torch.no_grad()
     def score_samples(self, rows: FeatureRows) -> Scores:
-        """Score samples by their features."""
+        """Score samples by their features, in batches that are bounded in memory."""
+        device, scores = next(self.buffers()).device, []
+        for part in rows.slices(IMAGES_PER_BATCH, self.bytes_per_image(rows)):
+            scores.append(self(*(read_stored(kind, rows, part).to(device) for kind in self.reads)).cpu())
+        return Scores(torch.cat(scores).numpy())
 
-    @abstractmethod
-    def state(self) -> Artefact:
-        """What was learned, to be stored."""
 
-    @classmethod
-    @abstractmethod
-    def restore(cls, state: Artefact, device: torch.device) -> Self:
-        """A fitted detector from what was stored of it; the inverse of ``state``."""
-
-    @classmethod
-    def pieces(cls, steps: int) -> tuple[Piece, ...]:
-        """The pieces of the fit: one, unless a detector says otherwise."""
-        place = f"{cls.__module__}:{cls.__qualname__}"
-        parameters = {"steps": steps} if "{steps}" in cls.budget else {}
-        return (
-            Piece(
-                name=cls.__name__.lower(),
-                fit=f"{place}.fit_piece",
-                version=cls.version,
-                parameters=parameters,
-                supervised=cls.supervised,
-                random=cls.random,
-            ),
-        )
-
-    @classmethod
-    def specify(cls, steps: int) -> Specification:
-        """The detector as plain data: one row of a table."""
-        return Specification(
-            name=cls.name,
-            kind=cls.kind,
-            pieces=cls.pieces(steps),
-            load=f"{cls.__module__}:{cls.__qualname__}.load",
-            version=cls.version,
-            budget=cls.budget.format(steps=f"{steps:,}"),
-            note=cls.differs,
-        )
-
-    @classmethod
-    def fit_piece(
-        cls,
-        data: TrainingData,
-        earlier: Mapping[str, Artefact],
-        parameters: Mapping[str, Any],
-        seed: int,
-        context: Context,
-    ) -> Artefact:
-        """Fit the detector's only piece."""
-        return cls(**parameters).fit(data, seed, context).state()
-
-    @classmethod
-    def load(cls, pieces: Mapping[str, Artefact], device: torch.device) -> Self:
-        """The fitted detector from all of its pieces."""
-        (state,) = pieces.values()
-        return cls.restore(state, device)
+def read_stored(kind: str, rows: FeatureRows, index: Any) -> Tensor:
+    """Stored features of some of the images: "pooled", (B, d), or "maps", (B, C, H', W')."""
+    return rows.map_batch(index) if kind == "maps" else torch.from_numpy(rows.pooled[index])

@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpfm_kedro.backbones.rows import FeatureRows
-from mpfm_kedro.detectors.base import Context
+from mpfm_kedro.detectors.base import IMAGES_PER_BATCH, Context, read_stored
 
-IMAGES_PER_BATCH = 64
 LEAST_SPREAD = 0.05
 FARTHEST = 1e4  # fits half precision
 
-# Some of the rows with their columns or channels last, (B, …, d).
-READERS: dict[str, Callable[[FeatureRows, Any], Tensor]] = {
-    "pooled": lambda rows, index: torch.from_numpy(rows.pooled[index]).float(),
-    "maps": lambda rows, index: rows.map_batch(index).permute(0, 2, 3, 1).contiguous().float(),
-}
 
-
-class StandardisedInput:
-    """x = (stored − centre) / spread, with centre and spread of each channel over the training normals.
+class StandardisedInput(nn.Module):
+    """x = (stored − centre) / spread of each channel, with the channels last.
 
     Args:
-        kind: "pooled", (n, d), or "maps", (n, H', W', C).
-        center: (d,) or (C,).
-        spread: likewise.
+        kind: "pooled" or "maps".
+        center: of the training normals, (d,) or (C,).
+        spread: of the same.
     """
 
     def __init__(self, kind: str, center: Tensor, spread: Tensor) -> None:
+        super().__init__()
         self.kind = kind
-        self.center = center
-        self.spread = spread
+        self.center = nn.Buffer(center)
+        self.spread = nn.Buffer(spread)
 
     @classmethod
     def fit(cls, kind: str, normals: FeatureRows) -> Self:
@@ -43,24 +38,13 @@ class StandardisedInput:
         spread = _mean(kind, normals, lambda x: (x - center).square()).sqrt()
         return cls(kind, center, spread.clamp_min(max(LEAST_SPREAD * float(spread.mean()), 1e-6)))
 
-    @classmethod
-    def restore(cls, kind: str, tensors: Mapping[str, Tensor]) -> Self:
-        """The inverse of ``tensors``."""
-        return cls(kind, tensors["center"].cpu(), tensors["spread"].cpu())
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Centre and spread, to be stored."""
-        return {"center": self.center, "spread": self.spread}
+    def forward(self, stored: Tensor) -> Tensor:
+        """(B, d) → (B, d), or (B, C, H', W') → (B, H', W', C)."""
+        return (_channels_last(stored) - self.center) / self.spread
 
     def read(self, rows: FeatureRows, index: Any) -> Tensor:
-        """Some of the rows, (B, …, d)."""
-        stored = READERS[self.kind](rows, index)
-        return ((stored - self.center) / self.spread).clamp_(-FARTHEST, FARTHEST)
-
-    def batches(self, rows: FeatureRows) -> Iterator[Tensor]:
-        """All rows in order, (B, …, d) each."""
-        for part in rows.slices(IMAGES_PER_BATCH):
-            yield self.read(rows, part)
+        """Some of the rows, within the range of half precision, (B, …, d)."""
+        return self(read_stored(self.kind, rows, index).to(self.center.device)).clamp_(-FARTHEST, FARTHEST)
 
 
 class TrainingInput:
@@ -78,6 +62,7 @@ class TrainingInput:
 
     Attributes:
         shape: (n, …, d).
+        device: where batches go.
     """
 
     def __init__(
@@ -89,47 +74,38 @@ class TrainingInput:
         *,
         cached: bool,
     ) -> None:
-        self._source, self._groups, self._device = source, groups, device
-        sizes = torch.tensor([len(rows) for rows in groups])
-        self._end = sizes.cumsum(0)
-        self._first = self._end - sizes
+        self._source, self._groups, self.device = source, groups, device
+        self._group = np.repeat(np.arange(len(groups)), [len(rows) for rows in groups])
+        self._position = np.concatenate([np.arange(len(rows)) for rows in groups])
         row = source.read(groups[0], slice(1)).shape[1:]
-        self.shape = torch.Size([int(sizes.sum()), *row])
+        self.shape = torch.Size([len(self._group), *row])
         self._half = torch.empty(batch_size, *row, dtype=torch.half, device=device)
         self._batch = torch.empty(batch_size, *row, dtype=torch.float, device=device)
-        self._values = self._read_all().to(device) if cached else None
-
-    def __len__(self) -> int:
-        return self.shape[0]
+        self._values = None
+        if cached:
+            values = torch.empty(self.shape, dtype=torch.half, device=device)
+            for index in torch.arange(self.shape[0]).split(IMAGES_PER_BATCH):
+                values[index[0] : index[-1] + 1] = self._read(index)
+            self._values = values
 
     def __getitem__(self, index: Tensor) -> Tensor:
         """Rows (B,) in half precision, (B, …, d)."""
-        if self._values is None:
-            return self._read(index.cpu()).to(self._device)
-        return self._values[index.to(self._device)]
+        return self._read(index) if self._values is None else self._values[index.to(self.device)]
 
     def batch(self, index: Tensor) -> Tensor:
         """Rows (B,) in single precision, (B, …, d); the next batch overwrites them."""
         if self._values is None:
-            self._half.copy_(self._read(index.cpu()))
+            self._half.copy_(self._read(index))
         else:
-            torch.index_select(self._values, 0, index.to(self._device), out=self._half)
+            torch.index_select(self._values, 0, index.to(self.device), out=self._half)
         return self._batch.copy_(self._half)
 
     def _read(self, index: Tensor) -> Tensor:
-        values = torch.empty(len(index), *self.shape[1:], dtype=torch.half)
-        group = torch.bucketize(index, self._end, right=True)
-        for number in group.unique().tolist():
-            own = group == number
-            values[own] = self._source.read(self._groups[number], (index[own] - self._first[number]).numpy()).half()
-        return values
-
-    def _read_all(self) -> Tensor:
-        values, start = torch.empty(self.shape, dtype=torch.half), 0
-        for rows in self._groups:
-            for x in self._source.batches(rows):
-                values[start : start + len(x)] = x
-                start += len(x)
+        values = torch.empty(len(index), *self.shape[1:], dtype=torch.half, device=self.device)
+        group, position = (of_row[index.cpu().numpy()] for of_row in (self._group, self._position))
+        for number in np.unique(group):
+            chosen = group == number
+            values[chosen] = self._source.read(self._groups[number], position[chosen]).half().to(self.device)
         return values
 
 
@@ -143,8 +119,12 @@ def training_inputs(
     return [TrainingInput(source, groups, batch_size, context.device, cached=cached) for source in sources]
 
 
+def _channels_last(stored: Tensor) -> Tensor:
+    return stored.movedim(1, -1).contiguous().float()
+
+
 def _mean(kind: str, rows: FeatureRows, of: Callable[[Tensor], Tensor]) -> Tensor:
     """Mean over all rows and positions, (d,); in double precision across batches."""
-    batches = (of(READERS[kind](rows, part)) for part in rows.slices(IMAGES_PER_BATCH))
+    batches = (of(_channels_last(read_stored(kind, rows, part))) for part in rows.slices(IMAGES_PER_BATCH))
     sums = torch.stack([len(x) * x.flatten(0, -2).mean(0).double() for x in batches])
     return (sums.sum(0) / len(rows)).float()

@@ -7,7 +7,9 @@ of values, the same for all images of a dataset. Colour profiles are not applied
 from __future__ import annotations
 
 import io
+import stat
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,8 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+BYTES_PER_PIXEL = 12  # three numbers of 32 bits
+MIN_LIMIT = 64_000_000  # bytes of a file with few pixels, such as one with metadata or several frames
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 BITS_PER_SAMPLE = 258  # of a TIFF
 OTHER = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
@@ -43,6 +47,22 @@ Pixels = Image.Image | np.ndarray
 
 class UnusableImageError(ValueError):
     """An image that cannot be decoded, or should not be."""
+
+
+def read_file(path: Path, max_pixels: int) -> bytes:
+    """The content of a regular file of at most ``BYTES_PER_PIXEL`` for each of ``max_pixels``.
+
+    Pipes would wait for ever, and devices and sparse files would fill the memory.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise UnusableImageError("it is not a regular file")
+    if status.st_size > max(MIN_LIMIT, max_pixels * BYTES_PER_PIXEL):
+        raise UnusableImageError(
+            f"{status.st_size / 1e6:,.0f} MB, more than images up to ingestion.max_megapixels = "
+            f"{max_pixels / 1e6:g} need"
+        )
+    return path.read_bytes()
 
 
 def decode(path: str, content: bytes, max_pixels: int, crop: str = "", pixel_range: str = "") -> Image.Image:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,9 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
+from mpfm_kedro.atomic import load_table, replacing, save_table
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.files import load_table, replacing, save_table
-from mpfm_kedro.images.decoding import Pixels, cut, decode, is_transparent, open_image, scale, to_rgb
+from mpfm_kedro.images.decoding import Pixels, cut, decode, is_transparent, open_image, read_file, scale, to_rgb
 from mpfm_kedro.progress import progress
 from mpfm_kedro.sources.samples import CHECKED
 
@@ -26,7 +28,7 @@ FILE = ["folder", "path", "crop", "size", "modified"]
 NUMBERS = {"width": "int64", "height": "int64", "lowest": "float64", "highest": "float64"}
 KINDS: dict[str, Any] = dict.fromkeys(CHECKED, "str") | NUMBERS
 TRANSPARENT = "transparent pixels become black"
-FILES_IN_ONE_PIECE = 64
+FILES_PER_TASK = 64
 DHASH_SIDE = 16
 THUMBNAIL = 160
 
@@ -53,20 +55,17 @@ def dhash(pixels: Pixels, crop: str = "") -> str:
 
 def describe(pixels: Pixels, done: Sequence[str]) -> dict[str, Any]:
     """Size, pixel format, values and what was done, as ``CHECKED`` names them."""
-    if isinstance(pixels, np.ndarray):
-        colours = " RGB" if pixels.ndim == 3 else ""
-        return {
-            "width": pixels.shape[1],
-            "height": pixels.shape[0],
-            "pixel_format": f"{pixels.dtype.name}{colours}",
-            "lowest": float(pixels.min()),
-            "highest": float(pixels.max()),
-            "deep": "float" if pixels.dtype.kind == "f" else "integer",
-            "done": "|".join(done),
-        }
-    blended = is_transparent(pixels) and bool(np.asarray(pixels.convert("RGBA"))[..., 3].min() < 255)
-    size = {"width": pixels.width, "height": pixels.height, "pixel_format": pixels.mode}
-    return size | {"lowest": 0.0, "highest": 255.0, "deep": "", "done": "|".join([*done, *[TRANSPARENT] * blended])}
+    if isinstance(pixels, Image.Image):
+        blended = is_transparent(pixels) and np.asarray(pixels.convert("RGBA"))[..., 3].min() < 255
+        done = [*done, TRANSPARENT] if blended else done
+        (width, height), lowest, highest = pixels.size, 0.0, 255.0
+        pixel_format, deep = pixels.mode, ""
+    else:
+        (height, width), lowest, highest = pixels.shape[:2], float(pixels.min()), float(pixels.max())
+        pixel_format = f"{pixels.dtype.name}{' RGB' if pixels.ndim == 3 else ''}"
+        deep = "float" if pixels.dtype.kind == "f" else "integer"
+    sizes = {"width": width, "height": height, "lowest": lowest, "highest": highest}
+    return sizes | {"pixel_format": pixel_format, "deep": deep, "done": "|".join(done)}
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,8 @@ class ImageLoader:
 
     def read(self, path: str, crop: str = "", pixel_range: str = "") -> Image.Image:
         """One image, or a crop of it, as RGB; a deep one is scaled by ``pixel_range``."""
-        return decode(path, (self.folder / path).read_bytes(), self.max_pixels, crop, pixel_range)
+        content = read_file(self.folder / path, self.max_pixels)
+        return decode(path, content, self.max_pixels, crop, pixel_range)
 
     def thumbnail(self, path: str, crop: str, content_hash: str, pixel_range: str = "") -> Image.Image:
         """A small copy of an image or crop, cached beside the memory."""
@@ -105,7 +105,7 @@ class ImageLoader:
         """What ``CHECKED`` names, of crops of one file; for an unusable file also its problem."""
         result: dict[str, Any] = dict.fromkeys(CHECKED, "") | dict.fromkeys(NUMBERS, 0)
         try:
-            content = (self.folder / path).read_bytes()
+            content = read_file(self.folder / path, self.max_pixels)
             result["content_hash"] = hashlib.sha256(content).hexdigest()
             pixels, done = open_image(path, content, self.max_pixels)
             result |= describe(pixels, done)
@@ -152,19 +152,18 @@ class ImageLoader:
     def _examine_files(self, files: pd.DataFrame, processes: int) -> pd.DataFrame:
         """Rows in the order of ``files``; each file is read once for all its crops."""
         crops_of = {str(path): crops.tolist() for path, crops in files.groupby("path", sort=False)["crop"]}
-        tasks = list(crops_of.items())
-        pieces = [tasks[i : i + FILES_IN_ONE_PIECE] for i in range(0, len(tasks), FILES_IN_ONE_PIECE)]
         found: dict[tuple[str, str], dict[str, Any]] = {}
-        with progress("Checking images", len(tasks), "images") as bar:
-            for piece, rows in zip(pieces, _map_pieces(self._examine_piece, pieces, processes), strict=True):
-                for (path, crops), results in zip(piece, rows, strict=True):
-                    found.update(((path, crop), result) for crop, result in zip(crops, results, strict=True))
-                bar.advance(len(piece))
+        with progress("Checking images", len(crops_of), "images") as bar, ExitStack() as stack:
+            in_order: Callable[..., Iterator[list[dict[str, Any]]]] = map
+            if processes > 1 and len(crops_of) > 2 * FILES_PER_TASK:
+                pool = stack.enter_context(ProcessPoolExecutor(processes, mp_context=get_context("forkserver")))
+                in_order = partial(pool.map, chunksize=FILES_PER_TASK)
+            examined = in_order(self.examine_crops, crops_of, crops_of.values())
+            for (path, crops), results in zip(crops_of.items(), examined, strict=True):
+                found.update(((path, crop), result) for crop, result in zip(crops, results, strict=True))
+                bar.advance()
         keys = zip(files["path"], files["crop"], strict=True)
         return pd.DataFrame([found[key] for key in keys], columns=CHECKED)
-
-    def _examine_piece(self, tasks: list[tuple[str, list[str]]]) -> list[list[dict[str, Any]]]:
-        return [self.examine_crops(path, crops) for path, crops in tasks]
 
     def _stat(self, path: str) -> tuple[int, int]:
         """Size and date of a file, -1 for a missing one."""
@@ -173,11 +172,3 @@ class ImageLoader:
         except OSError:
             return -1, -1
         return status.st_size, status.st_mtime_ns
-
-
-def _map_pieces(function: Callable[[Any], Any], pieces: list[Any], processes: int) -> Any:
-    if processes < 2 or len(pieces) < 3:
-        yield from map(function, pieces)
-        return
-    with ProcessPoolExecutor(processes, mp_context=get_context("forkserver")) as pool:
-        yield from pool.map(function, pieces)

@@ -1,4 +1,4 @@
-"""The collection: images that a production model was taught after its dataset, such as a defect that was missed."""
+"""The collection: images that a production model was taught after its dataset, such as a missed defect."""
 
 from __future__ import annotations
 
@@ -39,38 +39,33 @@ class Collection:
         """With more images; those that are known under the same label are skipped.
 
         Args:
-            files: the images.
+            files: the images, which can be read.
             label: anomaly or normal.
             samples: the dataset that the model has learned from.
 
         Raises:
-            InputError: An image is known under another label.
+            InputError: An image is known under another label, or all are known.
         """
-        known = dict(zip(samples["content_hash"], samples["label"], strict=True))
-        known |= dict(zip(self.table["content_hash"], self.table["label"], strict=True))
+        number, other = LABELS[label], next(name for name in LABELS if name != label)
+        both = pd.concat([samples[["content_hash", "label"]], self.table[["content_hash", "label"]]])
+        known: dict[str, int] = dict(both.itertuples(index=False))
         now = datetime.now(UTC).isoformat(timespec="seconds")
         rows, new = [], {}
         for file in files:
-            try:
-                content = file.read_bytes()
-            except OSError as error:
-                raise InputError(f"{file} cannot be read: {error.strerror}") from error
+            content = file.read_bytes()
             digest = hashlib.sha256(content).hexdigest()
-            if known.get(digest, LABELS[label]) != LABELS[label]:
-                other = next(name for name, number in LABELS.items() if number != LABELS[label])
+            if known.get(digest, number) != number:
                 raise InputError(f"{file} is already known, as {other}; it cannot be learned as {label}, too")
             if digest in known:
                 logger.warning("%s is already known as %s", file, label)
                 continue
-            known[digest] = LABELS[label]
+            known[digest] = number
             name = f"{digest[:20]}{file.suffix.lower()}"
             new[name] = content
-            rows.append(dict(zip(COLUMNS, (name, LABELS[label], digest, str(file), now), strict=True)))
+            rows.append((name, number, digest, str(file), now))
         if not rows:
             raise InputError(f"Nothing to learn: all {len(files)} images are already known as {label}")
-        table = (
-            pd.concat([self.table, pd.DataFrame(rows)], ignore_index=True) if len(self.table) else pd.DataFrame(rows)
-        )
+        table = pd.DataFrame(self.table.to_dict("records") + [dict(zip(COLUMNS, row, strict=True)) for row in rows])
         return Collection(self.folder, table[COLUMNS], {**self.new, **new})
 
     def with_rows(self, rows: Sequence[Mapping[str, object]]) -> Collection:
@@ -79,21 +74,18 @@ class Collection:
 
     def samples(self, dataset: str, category: str, images: ImageLoader) -> pd.DataFrame:
         """The collection as rows of a sample table, checked as ingestion checks images."""
-        for file in self.table["file"]:
+        rows = []
+        for file, label in zip(self.table["file"], self.table["label"], strict=True):
             if Path(file).name != file:
                 raise InputError(f"The collection {self.folder} names {file!r}, which is outside of it")
-        rows = [
-            sample(dataset, str(self.folder / file), label, CLASS if label else "", category=category)
-            | {
-                "sample_id": f"collection/{file}",
-                "group": f"collection/{file}",
-                "split": "anomaly" if label else "train",
-            }
-            for file, label in zip(self.table["file"], self.table["label"], strict=True)
-        ]
+            row = sample(dataset, str(self.folder / file), label, CLASS if label else "", category=category)
+            name = f"collection/{file}"
+            rows.append(row | {"sample_id": name, "group": name, "split": "anomaly" if label else "train"})
         table = sample_table(rows)
         checked = images.examine_all(table["path"].tolist(), processes=1).reset_index(drop=True)
-        for path, problem in zip(table["path"], checked["problem"], strict=True):
-            if problem:
+        hashes = dict(zip(self.table["file"], self.table["content_hash"], strict=True))
+        for path, problem, digest in zip(table["path"], checked["problem"], checked["content_hash"], strict=True):
+            if problem or digest != hashes[Path(path).name]:
+                problem = problem or "checksum mismatch; restore it, or a version with kedro versions use"
                 raise InputError(f"{path} of the collection cannot be used: {problem}")
         return pd.concat([table, checked[CHECKED]], axis=1)

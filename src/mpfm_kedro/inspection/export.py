@@ -9,11 +9,9 @@ The file is compared with the inspector over real images. Where a decision would
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import json
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,13 +22,13 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter1d
 from torch import Tensor, nn
 
+from mpfm_kedro.atomic import replacing_folder
 from mpfm_kedro.backbones.building import build_backbone
 from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.files import replacing_folder
 from mpfm_kedro.images.position_maps import FINER, SIGMA, resize
-from mpfm_kedro.inspection.inspector import Inspector, Prediction
-from mpfm_kedro.inspection.model import CARD, Model, model_digest
+from mpfm_kedro.inspection.inspector import Inspector
+from mpfm_kedro.inspection.model import Model, file_digest, model_digest, write_card
 from mpfm_kedro.inspection.resizing import resize_bytes
 from mpfm_kedro.inspection.thresholds import decide
 
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 NETWORK = "model.onnx"
 PIXELS = "pixels"
 OPSET = 18
-AT_ONCE = 8  # images of one size
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -49,11 +46,11 @@ class Parity:
     """How an exported network differs from the inspector.
 
     Args:
-        images: how many were compared.
+        images: number of compared images.
         score: the largest difference of a score.
-        heat_map: likewise of a value of a heat map.
+        heat_map: the largest difference of a value of a heat map.
         margin: the least distance of a score from a threshold.
-        flips: images about which the decisions differ.
+        flips: images with another decision.
     """
 
     images: int
@@ -111,32 +108,26 @@ def _smoothing(n: int) -> Tensor:
 
 
 def export_model(model: Model, images: Iterable[tuple[str, Image.Image]], folder: Path) -> Parity:
-    """Write the network and the card of a model to a folder in one step.
+    """Replace a folder by the network and the card of a model.
 
     Args:
         model: of a model folder.
         images: names and images (RGB) to compare the network and the inspector on.
-        folder: takes the files; an earlier export in it is replaced.
+        folder: of the export.
 
     Raises:
-        InputError: A package is missing, there is no image, or a decision differs; the folder is as it was.
+        InputError: A package is missing, there is no image, or a decision differs; the folder stays as it was.
     """
-    check_packages()
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        raise InputError(f"Export needs the packages {', '.join(missing)}: pip install '.[export]' installs them")
     with replacing_folder(folder) as partial:
         write_network(ExportedModel(model), partial / NETWORK, model_digest(model.card))
         parity = measure_parity(Inspector(model, "cpu"), open_network(partial / NETWORK), images)
         if parity.flips:
             raise InputError(f"The export is refused: {describe(parity)}")
-        digest = hashlib.sha256((partial / NETWORK).read_bytes()).hexdigest()
-        card = model.card | {"export": {"file": NETWORK, "sha256": digest, "parity": asdict(parity)}}
-        (partial / CARD).write_text(json.dumps(card, indent=1, ensure_ascii=False), encoding="utf-8")
+        export = {"file": NETWORK, "sha256": file_digest(partial / NETWORK), "parity": asdict(parity)}
+        write_card(model.card | {"export": export}, partial)
     return parity
-
-
-def check_packages() -> None:
-    """Refuse to begin where a package is missing."""
-    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        raise InputError(f"Export needs the packages {', '.join(missing)}: pip install '.[export]' installs them")
 
 
 def write_network(network: ExportedModel, file: Path, digest: str) -> None:
@@ -144,7 +135,7 @@ def write_network(network: ExportedModel, file: Path, digest: str) -> None:
     dynamic = torch.export.Dim.DYNAMIC
     example = torch.zeros(2, 37, 41, 3, dtype=torch.uint8)
     with warnings.catch_warnings(), torch.inference_mode(False):
-        warnings.simplefilter("ignore")  # about what torch will do otherwise one day
+        warnings.simplefilter("ignore")  # of torch about its own future
         shapes = ({0: dynamic, 1: dynamic, 2: dynamic},)
         graph = torch.export.export(network, (example,), dynamic_shapes=shapes, strict=True)
         program = torch.onnx.export(
@@ -156,7 +147,7 @@ def write_network(network: ExportedModel, file: Path, digest: str) -> None:
 
 
 def open_network(file: Path, threads: int = 0) -> InferenceSession:
-    """The network of a file, on so many threads of the CPU; 0 for all."""
+    """The network of a file on a number of CPU threads; 0 for all."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -175,23 +166,20 @@ def measure_parity(
     inspector: Inspector, network: InferenceSession, images: Iterable[tuple[str, Image.Image]]
 ) -> Parity:
     """Compare a network with the inspector, image by image."""
-    promised = inspector.promise
-    limits = [limit for limit in (promised.defective, promised.good) if limit is not None]
-    scores, heat_maps, margins, flips = [0.0], [0.0], [np.inf], []
-    count = 0
-    for names, batch in _batches(images):
-        score, heat_map = run_network(network, np.stack([np.asarray(image) for image in batch]))
-        expected: list[Prediction] = inspector.predict_prepared([inspector.prepare(image) for image in batch])
-        expected_score = np.array([own.score for own in expected])
-        scores.append(float(np.abs(score - expected_score).max()))
-        heat_maps.append(float(np.abs(heat_map - np.stack([own.heat_map for own in expected])).max()))
-        margins += [float(np.abs(expected_score - limit).min()) for limit in limits]
-        differs = decide(score, promised) != np.array([own.decision for own in expected])
-        flips += [name for name, other in zip(names, differs, strict=True) if other]
-        count += len(batch)
-    if not count:
+    threshold = inspector.threshold
+    limits = [limit for limit in (threshold.defective, threshold.good) if limit is not None]
+    scores, heat_maps, margins, flips = [], [], [], []
+    for name, image in images:
+        (score,), (heat_map,) = run_network(network, np.asarray(image)[None])
+        expected = inspector.predict(image)
+        scores.append(abs(float(score) - expected.score))
+        heat_maps.append(float(np.abs(heat_map - expected.heat_map).max()))
+        margins.append(min(abs(expected.score - limit) for limit in limits))
+        if decide(score, threshold) != expected.decision:
+            flips.append(name)
+    if not scores:
         raise InputError("Export needs at least one image to compare on: name some, --params=images=PATH")
-    return Parity(count, max(scores), max(heat_maps), min(margins), tuple(flips))
+    return Parity(len(scores), max(scores), max(heat_maps), min(margins), tuple(flips))
 
 
 def describe(parity: Parity) -> str:
@@ -203,17 +191,3 @@ def describe(parity: Parity) -> str:
         f"{parity.score:.1e}, the score nearest to a threshold is {parity.margin:.1e} from it; the largest difference "
         f"of a heat map (0 to 1) is {parity.heat_map:.1e}."
     )
-
-
-def _batches(images: Iterable[tuple[str, Image.Image]]) -> Iterator[tuple[list[str], list[Image.Image]]]:
-    """Images that follow each other and have one size, some at once."""
-    names: list[str] = []
-    batch: list[Image.Image] = []
-    for name, image in images:
-        if batch and (len(batch) == AT_ONCE or image.size != batch[0].size):
-            yield names, batch
-            names, batch = [], []
-        names.append(name)
-        batch.append(image)
-    if batch:
-        yield names, batch

@@ -1,16 +1,17 @@
 """Heat maps: from the values of positions to what people see.
 
-A detector says how unusual each position of an image is, (H', W'). People see these values smoothed
-(``images.position_maps``), on a scale that the normals set, in colours over the image, and boxes around what stands
-out.
+A detector scores each position of an image, (H', W'). People see these scores smoothed (``images.position_maps``), on
+a scale that the normals set, in colours over the image, with boxes around regions that stand out.
 """
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import dataclass
 
 import numpy as np
+from matplotlib import colormaps
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 from scipy.ndimage import find_objects, label
@@ -21,11 +22,8 @@ from mpfm_kedro.images.position_maps import Floats, resize
 LOW, HIGH = 50.0, 99.9  # percentiles of the normals' values that become 0 and USUAL
 USUAL = 0.5  # above it hardly a position of a normal is found; the rest of the scale is for defects
 OPACITY = 0.7  # of the colour of 1
-# matplotlib's inferno at every 17th of its 256 colours. Its lightness grows evenly, so that it can be read with any
-# colour vision, and in grey; it has no green or grey middle that is lost on grey images, as viridis and cividis have.
-INFERNO = (
-    "000004 0c0826 240c4f 420a68 5d126e 781c6d 932667 ae305c c73e4c dd513a ed6925 f8850f fca50a fac62d f2e661 fcffa4"
-)
+# inferno: its lightness grows evenly, so that it can be read with any colour vision, and in grey
+COLOURS: NDArray[np.uint8] = colormaps["inferno"](np.arange(256), bytes=True)[:, :3]
 
 
 @dataclass(frozen=True)
@@ -44,13 +42,13 @@ class Region:
 
 
 def find_limits(normals: ArrayLike) -> tuple[float, float]:
-    """The values that become 0 and 1, from unseen normals' smoothed maps.
+    """The values that become 0 and 1, from held-out normals' smoothed maps.
 
     Their median becomes 0 and their 99.9th percentile a half: faint and strong defects differ in colour.
     """
     values = np.asarray(normals)
     if not values.size:
-        raise InputError("The scale of heat maps needs the map of at least one unseen normal")
+        raise InputError("The scale of heat maps needs the map of at least one held-out normal")
     low, high = np.percentile(values, [LOW, HIGH])
     return float(low), float(low + (high - low) / USUAL)
 
@@ -83,24 +81,24 @@ def find_regions(heat: ArrayLike, level: float, size: tuple[int, int]) -> list[R
 
 
 def overlay(image: Image.Image, heat: ArrayLike) -> Image.Image:
-    """The image (RGB) with a heat map over it, (h, w) of 0..1: the higher the value, the less of the image is seen."""
+    """The image (RGB) with a heat map over it, (h, w) of 0..1.
+
+    Opacity grows with the square of the value: what is common among normals hardly covers the image.
+    """
     levels = Image.fromarray(np.rint(255 * resize(heat, image.size)).astype(np.uint8))
     coloured = levels.copy()
-    coloured.putpalette(colours().tobytes())
-    return Image.composite(coloured.convert("RGB"), image.convert("RGB"), levels.point(_opacity))
+    coloured.putpalette(COLOURS.tobytes())
+    return Image.composite(
+        coloured.convert("RGB"), image.convert("RGB"), levels.point(lambda level: OPACITY * level**2 / 255)
+    )
 
 
-def colours() -> NDArray[np.uint8]:
-    """The colours of 0..1 in 256 steps, (256, 3)."""
-    known = np.array([list(bytes.fromhex(colour)) for colour in INFERNO.split()])
-    at = np.linspace(0, 255, len(known))
-    channels = [np.interp(np.arange(256), at, channel) for channel in known.T]
-    return np.rint(np.stack(channels, axis=1)).astype(np.uint8)
-
-
-def _opacity(level: int) -> float:
-    """Grows with the square: what is common among normals hardly covers the image."""
-    return OPACITY * level**2 / 255
+def to_jpeg(image: Image.Image, side: int) -> bytes:
+    """A copy of at most ``side`` pixels a side."""
+    small, content = image.copy(), io.BytesIO()
+    small.thumbnail((side, side))
+    small.save(content, format="jpeg", quality=85)
+    return content.getvalue()
 
 
 def _pixels(cells: slice, n_cells: int, n_pixels: int) -> tuple[int, int]:

@@ -1,10 +1,10 @@
-"""A production model at work: from an image to a score, a decision, and where the defect is.
+"""Inspect images with a production model: from an image to a score, a decision, and where the defect is.
 
     inspector = Inspector.load("data/06_models/elpv/production/model")
     prediction = inspector.predict("new.png")
     prediction.decision, prediction.score, prediction.regions
 
-No Kedro is needed here.
+Kedro is not needed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -19,19 +20,19 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from mpfm_kedro.atomic import first_line
 from mpfm_kedro.backbones.building import build_backbone
 from mpfm_kedro.backbones.extraction import Backbone, autocast, images_per_batch
 from mpfm_kedro.backbones.rows import FeatureRows
+from mpfm_kedro.compute import torch_device
 from mpfm_kedro.detectors.mpfm.calibration import PARTS
 from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.files import first_line
 from mpfm_kedro.images.position_maps import smooth_maps
 from mpfm_kedro.inspection.heat_maps import USUAL, Region, find_regions, overlay, scale
 from mpfm_kedro.inspection.model import Model, load_model
 from mpfm_kedro.inspection.preparation import MAX_MEGAPIXELS, ImageLike, Prepared, prepare, read_image
-from mpfm_kedro.inspection.thresholds import Promise, decide, item_scores, p_values, promise
-from mpfm_kedro.parallel import torch_device
+from mpfm_kedro.inspection.thresholds import Threshold, choose_threshold, decide, item_scores, p_values
 
 BATCH = 32
 NEAREST = 4
@@ -39,13 +40,13 @@ NEAREST = 4
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one image.
+    """The prediction for an image.
 
     Args:
         score: higher for anomalies; the thresholds are on its scale.
-        p_value: share of unseen normals that score as high.
+        p_value: share of held-out normals that score as high.
         decision: good, uncertain or defective.
-        mode: the group of normals that the image is likest; of several backbones, by the first.
+        mode: the closest mode of normals; of several backbones, by the first.
         parts: S_g, S_a, S_r, S_n; of several backbones, those of the first.
         shares: what each of them adds to the score, summed over all backbones.
         heat_map: 0..1 (h, w), on a grid coarser than the image.
@@ -72,8 +73,8 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Likeness:
-    """An image that the model has learned from, and how far it is."""
+class Neighbour:
+    """An image that the model has learned from, and its distance to a new one."""
 
     sample_id: str
     defect_class: str
@@ -101,21 +102,17 @@ class Inspector:
             for spec, weights in zip(self._specs, model.backbones, strict=True)
         ]
         self._detector = load(model.detector, self.device)
-        gallery = model.gallery
-        self._squares = np.square(gallery.z).sum(1)
-        columns = (gallery.table[name].tolist() for name in ("sample_id", "defect_class", "thumbnail"))
-        self._shown: list[tuple[str, str, bytes]] = list(zip(*columns, strict=True))
-        normal = np.array([defect_class == "" for _, defect_class, _ in self._shown], dtype=bool)
-        self._normals, self._anomalies = np.flatnonzero(normal), np.flatnonzero(~normal)
+        normal = model.gallery.table["defect_class"].eq("").to_numpy()
+        self._members = np.flatnonzero(normal), np.flatnonzero(~normal)
+        self._squares = np.square(model.gallery.z).sum(1)
         self.normal_scores = item_scores(model.calibration.normal_scores, model.calibration.normal_items)
-        stated = self.card["promise"]
-        self.promise = self.promised(stated["rate"], stated["confidence"])
+        self.threshold = self.threshold_for(self.card["threshold"]["rate"], self.card["threshold"]["confidence"])
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "auto", max_megapixels: float = MAX_MEGAPIXELS) -> Inspector:
-        """The inspector of a model folder, whose files are checked first.
+        """The inspector of a model folder, whose files are verified first.
 
-        Networks of torch.fx refer to themselves: those of inspectors that are gone are freed here, not dozens later.
+        Networks of torch.fx refer to themselves: those of former inspectors are freed here, not dozens later.
         """
         gc.collect()
         model = load_model(Path(folder))
@@ -126,9 +123,9 @@ class Inspector:
         except Exception as error:  # numbers of a foreign model that do not fit each other
             raise InputError(f"The model in {folder} cannot be used: {first_line(error)}") from error
 
-    def promised(self, rate: float, confidence: float) -> Promise:
-        """The thresholds of another false-alarm rate; nothing is trained again."""
-        return promise(self.normal_scores, rate, confidence)
+    def threshold_for(self, rate: float, confidence: float) -> Threshold:
+        """The thresholds of another false-alarm rate, without training."""
+        return choose_threshold(self.normal_scores, rate, confidence)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -137,70 +134,65 @@ class Inspector:
 
     @property
     def batch_size(self) -> int:
-        """How many images are computed at once."""
-        return min(images_per_batch(each, size, BATCH) for each, size in zip(self._backbones, self.sizes, strict=True))
+        """Images per batch."""
+        pairs = zip(self._backbones, self.sizes, strict=True)
+        return min(images_per_batch(backbone, size, BATCH) for backbone, size in pairs)
 
-    def predict(self, image: ImageLike, promised: Promise | None = None) -> Prediction:
-        """What the model says of one image: a path, an array (H, W), (H, W, 3) or a PIL image."""
-        (prediction,) = self.predict_prepared([self.prepare(image)], promised)
+    def predict(self, image: ImageLike, threshold: Threshold | None = None) -> Prediction:
+        """The prediction for one image: a path, an array (H, W), (H, W, 3) or a PIL image."""
+        (prediction,) = self.predict_many([image], threshold)
         return prediction
 
-    def predict_many(self, images: Iterable[ImageLike], promised: Promise | None = None) -> Iterator[Prediction]:
-        """What the model says of many images, some at once; memory does not grow with their number."""
-        waiting: list[Prepared] = []
-        for image in images:
-            waiting.append(self.prepare(image))
-            if len(waiting) == self.batch_size:
-                yield from self.predict_prepared(waiting, promised)
-                waiting = []
-        if waiting:
-            yield from self.predict_prepared(waiting, promised)
+    def predict_many(self, images: Iterable[ImageLike], threshold: Threshold | None = None) -> Iterator[Prediction]:
+        """The predictions for many images, batch by batch; memory does not grow with their number."""
+        remaining = iter(images)
+        while batch := list(islice(remaining, self.batch_size)):
+            yield from self.predict_prepared([self.prepare(image) for image in batch], threshold)
 
     def prepare(self, image: ImageLike) -> Prepared:
-        """An image as the backbones read it; one that cannot be used is an error that says why."""
+        """An image as the backbones read it; for one that cannot be used, an error that says why."""
         return prepare(image, self.sizes, self.card["pixel_range"], self.max_megapixels)
 
-    def predict_prepared(self, prepared: Sequence[Prepared], promised: Promise | None = None) -> list[Prediction]:
-        """What the model says of prepared images."""
-        pixels = [torch.stack(own) for own in zip(*(each.pixels for each in prepared), strict=True)]
-        return self.judge(self.features(pixels), [each.size for each in prepared], promised)
+    def predict_prepared(self, prepared: Sequence[Prepared], threshold: Threshold | None = None) -> list[Prediction]:
+        """The predictions for prepared images."""
+        pixels = [torch.stack(images) for images in zip(*(image.pixels for image in prepared), strict=True)]
+        return self.judge(self.features(pixels), [image.size for image in prepared], threshold)
 
     @torch.inference_mode()
     def features(self, pixels: Sequence[Tensor]) -> FeatureRows:
         """The features of images, (n, 3, S, S) for each backbone, as they would be read from a store."""
-        found: list[FeatureRows] = []
-        place = np.arange(len(pixels[0]))
+        rows: list[FeatureRows] = []
+        index = np.arange(len(pixels[0]))
         for backbone, spec, images in zip(self._backbones, self._specs, pixels, strict=True):
             with autocast(self.device, spec["precision"]):
                 pooled, maps = backbone.features(images.to(self.device), spec["statistics"])
-            found.append(FeatureRows(pooled.cpu().numpy(), maps.cpu().numpy(), place, place))
-        return replace(found[0], beside=tuple(found[1:]))
+            rows.append(FeatureRows(pooled.cpu().numpy(), maps.cpu().numpy(), index, index))
+        return replace(rows[0], beside=tuple(rows[1:]))
 
     @torch.inference_mode()
     def judge(
-        self, rows: FeatureRows, sizes: Sequence[tuple[int, int]], promised: Promise | None = None
+        self, rows: FeatureRows, sizes: Sequence[tuple[int, int]], threshold: Threshold | None = None
     ) -> list[Prediction]:
-        """What the model says of images by their features.
+        """The predictions for images of known features.
 
         Args:
             rows: the features.
             sizes: width and height of each image.
-            promised: other thresholds than those of the card.
+            threshold: instead of that of the card.
         """
-        found = self._detector.inspect(rows)
-        limits = self.card["heat_map"]["low"], self.card["heat_map"]["high"]
-        heat = scale(smooth_maps(found.positions.numpy()), *limits)
+        result = self._detector.inspect(rows)
+        heat = scale(smooth_maps(result.positions.numpy()), self.card["heat_map"]["low"], self.card["heat_map"]["high"])
         z = self._detector.first.closed_form.standardiser.z_of(rows).cpu().numpy()
-        scores = found.score.double().numpy()
-        decisions, p = decide(scores, promised or self.promise), p_values(scores, self.normal_scores)
+        scores = result.score.double().numpy()
+        decisions, p = decide(scores, threshold or self.threshold), p_values(scores, self.normal_scores)
         return [
             Prediction(
                 score=float(scores[i]),
                 p_value=float(p[i]),
                 decision=str(decisions[i]),
-                mode=int(found.mode[i]),
-                parts=dict(zip(PARTS, found.parts[i].tolist(), strict=True)),
-                shares=dict(zip(PARTS, found.contributions[i].tolist(), strict=True)),
+                mode=int(result.mode[i]),
+                parts=dict(zip(PARTS, result.parts[i].tolist(), strict=True)),
+                shares=dict(zip(PARTS, result.contributions[i].tolist(), strict=True)),
                 heat_map=heat[i],
                 regions=find_regions(heat[i], USUAL, size),
                 size=size,
@@ -213,30 +205,14 @@ class Inspector:
         """The image with its heat map over it."""
         return overlay(read_image(image, self.card["pixel_range"], self.max_megapixels), prediction.heat_map)
 
-    def explain(self, prediction: Prediction, nearest: int = NEAREST) -> tuple[list[Likeness], list[Likeness]]:
+    def explain(self, prediction: Prediction, nearest: int = NEAREST) -> tuple[list[Neighbour], list[Neighbour]]:
         """The nearest normals and the nearest known anomaly of the model's gallery, by the distance of z."""
-        (found,) = self.explain_many([prediction], nearest)
-        return found
-
-    def explain_many(
-        self, predictions: Sequence[Prediction], nearest: int = NEAREST
-    ) -> list[tuple[list[Likeness], list[Likeness]]]:
-        """``explain`` of some predictions at once."""
-        known, z = self.model.gallery.z, np.stack([each.z for each in predictions])
-        far = self._squares[:, None] - 2 * known @ z.T  # ‖g − z‖² but for ‖z‖²
-        return [
-            (
-                self._nearest(self._normals, far[:, i], own, nearest),
-                self._nearest(self._anomalies, far[:, i], own, 1),
-            )
-            for i, own in enumerate(z)
-        ]
-
-    def _nearest(self, places: np.ndarray, far: np.ndarray, z: np.ndarray, number: int) -> list[Likeness]:
-        own = places[np.argsort(far[places], kind="stable")[:number]]
-        distances = np.linalg.norm(self.model.gallery.z[own] - z, axis=1) / np.sqrt(len(z))
-        return [self._likeness(place, one) for place, one in zip(own.tolist(), distances.tolist(), strict=True)]
-
-    def _likeness(self, place: int, distance: float) -> Likeness:
-        sample_id, defect_class, thumbnail = self._shown[place]
-        return Likeness(sample_id, defect_class, thumbnail, distance)
+        gallery = self.model.gallery
+        far = self._squares - 2 * gallery.z @ prediction.z  # ‖g − z‖² but for ‖z‖²
+        found: list[list[Neighbour]] = []
+        for members, number in zip(self._members, (nearest, 1), strict=True):
+            index = members[np.argsort(far[members], kind="stable")[:number]]
+            distances = np.linalg.norm(gallery.z[index] - prediction.z, axis=1) / np.sqrt(len(prediction.z))
+            rows = gallery.table.iloc[index][["sample_id", "defect_class", "thumbnail"]]
+            found.append([Neighbour(*row) for row in rows.assign(distance=distances).itertuples(index=False)])
+        return found[0], found[1]

@@ -1,8 +1,7 @@
-"""Mistakes first: the anomalies that were missed and the false alarms of a setting, with what a threshold would do."""
+"""Mistakes of a setting: the anomalies that were missed and the false alarms, with the effect of a threshold."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,17 +12,18 @@ import torch
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.detectors.base import Artefact
 from mpfm_kedro.detectors.mpfm.detector import load, load_fold_models
-from mpfm_kedro.experiments.run_data import select, training_data
 from mpfm_kedro.images.position_maps import smooth_maps
 from mpfm_kedro.images.views import ORIGINAL
-from mpfm_kedro.inspection.heat_maps import find_limits, overlay, scale
-from mpfm_kedro.inspection.thresholds import DEFECTIVE, decide, promise
+from mpfm_kedro.inspection.heat_maps import find_limits, overlay, scale, to_jpeg
+from mpfm_kedro.inspection.thresholds import DEFECTIVE, choose_threshold, decide
+from mpfm_kedro.protocol.data import select, training_data
+from mpfm_kedro.sources.repeats import joined_groups
 
 MISSED, FALSE_ALARM = "missed", "false alarm"
 SHOWN = 4  # of each class, and false alarms
 SIDE = 320
 COLUMNS = ["run", "known_class", "n_anomalies", "kind", "defect_class", "sample", "score", "decision", "image"]
-POINTS = ["run", "known_class", "n_anomalies", "promised", "false_alarms", "precision", "recall"]
+POINTS = ["run", "known_class", "n_anomalies", "guaranteed", "false_alarms", "precision", "recall"]
 
 
 def find_mistakes(
@@ -47,24 +47,27 @@ def find_mistakes(
         samples: the sample table.
         read: gives an image by path, crop and range of values.
         rate: false-alarm rate of the threshold.
-        confidence: with which it is promised.
+        confidence: of the guarantee.
         device: where the detector computes.
     """
     data = training_data(dict(run), features)
     fold_models = load_fold_models(pieces, data.anomalies.source, run["seed"], device)
-    held_out = [each.detector.inspect(data.normals.take(each.normals)) for each in fold_models]
-    promised = promise(np.concatenate([found.score.numpy() for found in held_out]), rate, confidence)
-    limits = find_limits(np.concatenate([smooth_maps(found.positions.numpy()).ravel() for found in held_out]))
-    classes = samples.set_index("sample_id")["defect_class"]
-    table = scores[["sample", "label", "score"]].assign(defect_class=classes.loc[scores["sample"]].to_numpy())
-    table["decision"] = decide(table["score"], promised)
+    held_out = [fold.detector.inspect(data.normals.take(fold.normals)) for fold in fold_models]
+    item_of = dict(zip(samples["sample_id"], joined_groups(samples), strict=True))
+    items = [item_of[run["train_normals"][i]] for fold in fold_models for i in fold.normals]
+    held_out_scores = np.concatenate([fold.score.numpy() for fold in held_out])
+    threshold = choose_threshold(held_out_scores, rate, confidence, np.array(items))
+    limits = find_limits(np.concatenate([smooth_maps(fold.positions.numpy()).ravel() for fold in held_out]))
+    rows = samples.set_index("sample_id").loc[scores["sample"]]
+    table = scores[["sample", "label", "score"]].assign(defect_class=rows["defect_class"].to_numpy())
+    table["decision"] = decide(table["score"], threshold)
     chosen = _worst(table)
-    rows = select(features, chosen["sample"].to_numpy(), [ORIGINAL])
-    heat = scale(smooth_maps(load(pieces, device).position_scores(rows)), *limits)
-    where = samples.set_index("sample_id").loc[chosen["sample"], ["path", "crop", "pixel_range"]].to_numpy()
-    images = [_jpeg(overlay(read(*place), own)) for place, own in zip(where, heat, strict=True)]
+    positions = load(pieces, device).position_scores(select(features, chosen["sample"].to_numpy(), [ORIGINAL]))
+    heat_maps = scale(smooth_maps(positions), *limits)
+    files = rows.loc[chosen["sample"], ["path", "crop", "pixel_range"]].to_numpy()
+    images = [to_jpeg(overlay(read(*file), heat), SIDE) for file, heat in zip(files, heat_maps, strict=True)]
     named = {name: run[name] for name in ("run", "known_class", "n_anomalies")}
-    return chosen.assign(image=images, **named)[COLUMNS], named | _operating_point(table, promised.rate_promised)
+    return chosen.assign(image=images, **named)[COLUMNS], named | _operating_point(table, threshold.rate_guaranteed)
 
 
 def _worst(table: pd.DataFrame) -> pd.DataFrame:
@@ -75,20 +78,13 @@ def _worst(table: pd.DataFrame) -> pd.DataFrame:
     return found.sort_values(["kind", "defect_class"], kind="stable", ignore_index=True)
 
 
-def _operating_point(table: pd.DataFrame, promised: float) -> dict[str, float]:
-    """What the threshold does on the test images; undefined values are not a number."""
+def _operating_point(table: pd.DataFrame, guaranteed: float) -> dict[str, float]:
+    """The effect of the threshold on the test images; undefined values are NaN."""
     defective, anomaly = table["decision"] == DEFECTIVE, table["label"] == 1
     hits = float((defective & anomaly).sum())
     return {
-        "promised": promised,
+        "guaranteed": guaranteed,
         "false_alarms": float(defective[~anomaly].mean()),
         "precision": hits / defective.sum() if defective.any() else np.nan,
         "recall": hits / anomaly.sum() if anomaly.any() else np.nan,
     }
-
-
-def _jpeg(image: Any) -> bytes:
-    image.thumbnail((SIDE, SIDE))
-    content = io.BytesIO()
-    image.save(content, format="jpeg", quality=85)
-    return content.getvalue()

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +21,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from mpfm_kedro.atomic import replacing
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.files import replacing
-from mpfm_kedro.inspection.finding import as_text
+from mpfm_kedro.evaluation.columns import PART_COLUMNS
+from mpfm_kedro.inspection.finding import escape_undecodable
 from mpfm_kedro.inspection.inspector import Inspector, Prediction
 from mpfm_kedro.inspection.model import model_digest
-from mpfm_kedro.inspection.prediction_log import PART_COLUMNS, Logged, PredictionLog
+from mpfm_kedro.inspection.prediction_log import LOGGED, STATE, PredictionLog
 from mpfm_kedro.inspection.preparation import Prepared, prepare
-from mpfm_kedro.inspection.thresholds import GOOD, Promise, decide, p_values
+from mpfm_kedro.inspection.thresholds import GOOD, Threshold, decide, p_values
 from mpfm_kedro.progress import progress
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ def predict_files(
     inspector: Inspector,
     files: Sequence[Path],
     log: PredictionLog,
-    promised: Promise,
+    threshold: Threshold,
     overlays: Path | None = None,
     which: str = "flagged",
     workers: int = 1,
@@ -51,36 +52,39 @@ def predict_files(
 
     Args:
         inspector: of the model.
-        files: to predict.
-        log: of what the model has said before.
-        promised: the thresholds.
+        files: to predict; links keep their names.
+        log: of earlier predictions by the model.
+        threshold: decides.
         overlays: the folder of overlays; None for none.
         which: images that get one: flagged, all or none.
         workers: processes that decode.
     """
-    paths = [os.path.realpath(file) for file in files]
-    known = log.known(set(paths))
-    drawing = Drawing(inspector, overlays, promised, "none" if overlays is None else which)
+    paths = [os.path.abspath(file) for file in files]  # noqa: PTH100, Path.resolve would follow links
+    known = log.read(set(paths), STATE + LOGGED)
+    drawing = Drawing(inspector, overlays, threshold, which)
     drawing.delete_those_of_other_models()
-    remaining = [path for path in paths if _is_new(path, known) or drawing.is_missing(path, known[path])]
+    remaining = [path for path in paths if _is_new(path, known.get(path)) or drawing.is_missing(path, known[path])]
     if remaining:
         logger.info("%d of %d images are to be predicted", len(remaining), len(files))
     with progress("Predicting", len(remaining), "images") as bar:
-        for rows in _predicted(inspector, remaining, drawing, workers):
+        for rows in _predict_batches(inspector, remaining, drawing, workers):
             log.append(rows)
-            known.update((row["path"], Logged.of(row)) for row in rows)
+            known.update((row["path"], {name: row.get(name) for name in LOGGED}) for row in rows)
             bar.advance(len(rows))
-    return tabulate(((path, known[path]) for path in paths), promised, inspector)
+    return _tabulate(paths, known, threshold, inspector)
 
 
-def tabulate(rows: Iterable[tuple[str, Logged]], promised: Promise, inspector: Inspector) -> pd.DataFrame:
-    """The table of some files and what the log says of them, with decisions by these thresholds."""
-    table = pd.DataFrame([(as_text(path), *row) for path, row in rows], columns=["path", *Logged._fields])
+def _tabulate(
+    paths: Sequence[str], known: Mapping[str, Mapping[str, Any]], threshold: Threshold, inspector: Inspector
+) -> pd.DataFrame:
+    """The table of some files and their lines of the log, with decisions by these thresholds."""
+    table = pd.DataFrame([known[path] for path in paths], columns=LOGGED)
+    table["path"] = [escape_undecodable(path) for path in paths]
     usable = table["error"] == ""
     table["decision"], table["p_value"] = ERROR, float("nan")
     if usable.any():
         scores = table.loc[usable, "score"].astype(float)
-        table.loc[usable, "decision"] = decide(scores, promised)
+        table.loc[usable, "decision"] = decide(scores, threshold)
         table.loc[usable, "p_value"] = p_values(scores, inspector.normal_scores)
     table["mode"] = table["mode"].astype("Int64")
     return table[COLUMNS].sort_values(["score", "path"], ascending=[False, True], ignore_index=True)
@@ -88,7 +92,7 @@ def tabulate(rows: Iterable[tuple[str, Logged]], promised: Promise, inspector: I
 
 def overlay_path(folder: Path, card: Mapping[str, Any], file: Path | str) -> Path:
     """Where the overlay of a file is; each model has its own."""
-    name = hashlib.sha256(os.fsencode(os.path.realpath(file))).hexdigest()[:20]
+    name = hashlib.sha256(os.fsencode(os.path.abspath(file))).hexdigest()[:20]  # noqa: PTH100, likewise
     return folder / model_digest(card) / f"{name}.jpg"
 
 
@@ -99,20 +103,20 @@ class Drawing:
     Args:
         inspector: of the model.
         folder: of overlays; None where no image gets one.
-        promised: the thresholds that decide which images are flagged.
+        threshold: decides which images are flagged.
         which: flagged, all or none.
     """
 
     inspector: Inspector
     folder: Path | None
-    promised: Promise
+    threshold: Threshold
     which: str
 
-    def is_missing(self, path: str, known: Logged) -> bool:
+    def is_missing(self, path: str, row: Mapping[str, Any]) -> bool:
         """Whether an image that was predicted before lacks its overlay."""
-        if self.folder is None or known.error:
+        if self.folder is None or row["error"]:
             return False
-        decision = str(decide([known.score], self.promised)[0])
+        decision = str(decide([row["score"]], self.threshold)[0])
         return self._is_shown(decision) and not overlay_path(self.folder, self.inspector.card, path).is_file()
 
     def draw(self, path: str, prediction: Prediction) -> None:
@@ -125,7 +129,7 @@ class Drawing:
             shown.save(partial, format="jpeg", quality=88)
 
     def delete_those_of_other_models(self) -> None:
-        """Delete overlays that show what another model has said."""
+        """Delete overlays of other models."""
         if self.folder is not None and self.folder.is_dir():
             for other in self.folder.iterdir():
                 if other.name != model_digest(self.inspector.card):
@@ -133,31 +137,6 @@ class Drawing:
 
     def _is_shown(self, decision: str) -> bool:
         return self.which == "all" or (self.which == "flagged" and decision != GOOD)
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """Some files as the backbones read them.
-
-    Args:
-        places: of the files among all.
-        pixels: of those that can be read, (n, 3, S, S) for each backbone.
-        sizes: width and height of these.
-        problems: why a file cannot be read, for each; empty where it can.
-    """
-
-    places: list[int]
-    pixels: tuple[Tensor, ...]
-    sizes: list[tuple[int, int]]
-    problems: list[str]
-
-    @classmethod
-    def of(cls, read: Sequence[tuple[int, Prepared | str]]) -> _Batch:
-        """A batch of single files."""
-        usable = [own for _, own in read if isinstance(own, Prepared)]
-        pixels = tuple(torch.stack(own) for own in zip(*(each.pixels for each in usable), strict=True))
-        problems = [own if isinstance(own, str) else "" for _, own in read]
-        return cls([place for place, _ in read], pixels, [own.size for own in usable], problems)
 
 
 @dataclass(frozen=True)
@@ -172,30 +151,37 @@ class _Files(Dataset):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, i: int) -> tuple[int, Prepared | str]:
-        path = self.paths[i]
-        if as_text(path) != path:  # tables and pages are UTF-8
-            return i, f"{as_text(path)} cannot be used: its name is no text in UTF-8; rename it"
+    def __getitem__(self, index: int) -> tuple[str, Prepared | str]:
+        path = self.paths[index]
+        if escape_undecodable(path) != path:  # tables and pages are UTF-8
+            return path, f"{escape_undecodable(path)} cannot be used: its name is not UTF-8; rename it"
         try:
-            return i, prepare(path, self.sizes, self.pixel_range, self.max_megapixels)
+            return path, prepare(path, self.sizes, self.pixel_range, self.max_megapixels)
         except InputError as error:
-            return i, str(error)
+            return path, str(error)
 
 
-def _predicted(
+def _collate(images: Sequence[tuple[str, Prepared | str]]) -> tuple[list[tuple[str, Any]], list[Tensor]]:
+    """Each path with the size of its image or its problem, and the pixels (n, 3, S, S) for each backbone."""
+    usable = [image.pixels for _, image in images if isinstance(image, Prepared)]
+    pixels = [torch.stack(tensors) for tensors in zip(*usable, strict=True)]
+    return [(path, image.size if isinstance(image, Prepared) else image) for path, image in images], pixels
+
+
+def _predict_batches(
     inspector: Inspector, paths: Sequence[str], drawing: Drawing, workers: int
 ) -> Iterator[list[dict[str, Any]]]:
-    """The lines of the log of some files at once; their overlays are drawn."""
+    """The lines of the log, batch by batch; overlays are drawn."""
     dataset = _Files(paths, inspector.sizes, inspector.card["pixel_range"], inspector.max_megapixels)
     workers = min(workers, len(paths) // inspector.batch_size)
-    loader: Iterable[_Batch] = DataLoader(
-        dataset, inspector.batch_size, num_workers=workers, collate_fn=_Batch.of, prefetch_factor=4 if workers else None
+    loader = DataLoader(
+        dataset, inspector.batch_size, num_workers=workers, collate_fn=_collate, prefetch_factor=4 if workers else None
     )
     with ThreadPoolExecutor(1) as second:
         before: Future[list[dict[str, Any]]] | None = None
-        for batch in loader:
-            rows = inspector.features(batch.pixels) if batch.pixels else None
-            judged = second.submit(_judge, inspector, [paths[place] for place in batch.places], batch, rows, drawing)
+        for batch, pixels in loader:
+            rows = inspector.features(pixels) if pixels else None
+            judged = second.submit(_judge, inspector, batch, rows, drawing)
             if before is not None:
                 yield before.result()
             before = judged
@@ -204,26 +190,26 @@ def _predicted(
 
 
 def _judge(
-    inspector: Inspector, paths: Sequence[str], batch: _Batch, rows: FeatureRows | None, drawing: Drawing
+    inspector: Inspector, batch: Sequence[tuple[str, Any]], rows: FeatureRows | None, drawing: Drawing
 ) -> list[dict[str, Any]]:
-    predictions = inspector.judge(rows, batch.sizes, drawing.promised) if rows is not None else []
-    likenesses = inspector.explain_many(predictions) if predictions else []
-    found = iter(zip(predictions, likenesses, strict=True))
+    sizes = [size for _, size in batch if not isinstance(size, str)]
+    predictions = iter(inspector.judge(rows, sizes, drawing.threshold) if rows is not None else [])
     lines = []
-    for path, problem in zip(paths, batch.problems, strict=True):
+    for path, size_or_problem in batch:
         line: dict[str, Any] = {"path": path, **_state(path)}
-        if problem:
-            lines.append(line | {"error": problem})
+        if isinstance(size_or_problem, str):
+            lines.append(line | {"error": size_or_problem})
             continue
-        prediction, (normals, anomalies) = next(found)
+        prediction = next(predictions)
         drawing.draw(path, prediction)
-        near = {"normals": [own.sample_id for own in normals], "anomalies": [own.sample_id for own in anomalies]}
-        lines.append(line | _said(prediction) | near)
+        neighbours = zip(("normals", "anomalies"), inspector.explain(prediction), strict=True)
+        names = {kind: [neighbour.sample_id for neighbour in found] for kind, found in neighbours}
+        lines.append(line | _log_record(prediction) | names)
     return lines
 
 
-def _said(prediction: Prediction) -> dict[str, Any]:
-    """What the log keeps of a prediction."""
+def _log_record(prediction: Prediction) -> dict[str, Any]:
+    """The prediction as the log keeps it."""
     region = prediction.regions[0] if prediction.regions else None
     return {
         "score": prediction.score,
@@ -232,20 +218,19 @@ def _said(prediction: Prediction) -> dict[str, Any]:
         "shares": prediction.shares,
         "flagged_by": prediction.flagged_by,
         "box": ",".join(map(str, region.box)) if region else "",
-        "area": sum(own.area for own in prediction.regions),
+        "area": sum(found.area for found in prediction.regions),
         "error": "",
     }
 
 
-def _is_new(path: str, known: Mapping[str, Logged]) -> bool:
-    row = known.get(path)
-    return row is None or {"size": row.size, "modified": row.modified} != _state(path)
+def _is_new(path: str, row: Mapping[str, Any] | None) -> bool:
+    return row is None or {name: row[name] for name in STATE} != _state(path)
 
 
 def _state(path: str) -> dict[str, int]:
     """Size and date of a file, by which a change is noticed."""
     try:
-        found = Path(path).stat()
+        status = Path(path).stat()
     except OSError:
         return {"size": -1, "modified": -1}
-    return {"size": found.st_size, "modified": found.st_mtime_ns}
+    return {"size": status.st_size, "modified": status.st_mtime_ns}

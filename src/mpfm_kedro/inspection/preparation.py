@@ -12,10 +12,10 @@ from torch import Tensor
 
 from mpfm_kedro.backbones.extraction import to_pixels
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.images.decoding import Pixels, UnusableImageError, open_image, parse_range, to_rgb
+from mpfm_kedro.images.decoding import Pixels, UnusableImageError, open_image, parse_range, read_file, to_rgb
 
 MAX_MEGAPIXELS = 100.0
-MOST_OUTSIDE = 0.5  # share of the pixels of a deep image outside of the range of the model
+MAX_SHARE_OUTSIDE = 0.5  # of the pixels of a deep image outside of the range of the model
 
 ImageLike = str | Path | np.ndarray | Image.Image
 
@@ -40,10 +40,11 @@ def read_image(image: ImageLike, pixel_range: str, max_megapixels: float = MAX_M
     """RGB of whatever is given; bit depth and range are those of the images that the model has learned from."""
     try:
         if isinstance(image, str | Path):
-            return read_content(str(image), Path(image).read_bytes(), pixel_range, max_megapixels)
-        return _to_rgb(_from_object(image), pixel_range)
+            content = read_file(Path(image), int(max_megapixels * 1e6))
+            return read_content(str(image), content, pixel_range, max_megapixels)
+        return _to_rgb(_check_array(image) if isinstance(image, np.ndarray) else image, pixel_range)
     except (OSError, SyntaxError, ValueError, TypeError) as error:
-        name = str(image) if isinstance(image, str | Path) else "The image"
+        name = image if isinstance(image, str | Path) else "The image"
         problem = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(f"{name} cannot be used: {problem}") from error
 
@@ -55,7 +56,7 @@ def read_content(name: str, content: bytes, pixel_range: str, max_megapixels: fl
 
 
 def _to_rgb(pixels: Pixels, pixel_range: str) -> Image.Image:
-    """RGB of an image; deep values are cut to the range of those that the model has learned from.
+    """RGB of an image; deep values are clipped to the range of those that the model has learned from.
 
     A bright spot may be brighter than all before; but most values outside of the range are of another camera.
     """
@@ -63,21 +64,15 @@ def _to_rgb(pixels: Pixels, pixel_range: str) -> Image.Image:
         if not pixel_range:
             raise UnusableImageError(f"values of {pixels.dtype}; the model has learned from images of eight bits")
         low, high = parse_range(pixel_range)
-        if np.mean((pixels < low) | (pixels > high)) > MOST_OUTSIDE:
-            found = f"values of {pixels.min():g} to {pixels.max():g}"
-            raise UnusableImageError(f"{found}; those that the model has learned from are in {pixel_range}")
+        if np.mean((pixels < low) | (pixels > high)) > MAX_SHARE_OUTSIDE:
+            values = f"values of {pixels.min():g} to {pixels.max():g}"
+            raise UnusableImageError(f"{values}; those that the model has learned from are in {pixel_range}")
+    elif not isinstance(pixels, Image.Image):
+        raise UnusableImageError(f"{type(pixels).__name__} is neither a path nor an array nor a PIL image")
     return to_rgb(pixels, pixel_range)
 
 
-def _from_object(image: np.ndarray | Image.Image) -> Pixels:
-    if isinstance(image, np.ndarray):
-        return _from_array(image)
-    if not isinstance(image, Image.Image):
-        raise UnusableImageError(f"{type(image).__name__} is neither a path nor an array nor a PIL image")
-    return image
-
-
-def _from_array(array: np.ndarray) -> Pixels:
+def _check_array(array: np.ndarray) -> Pixels:
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)) or 0 in array.shape:
         raise UnusableImageError(f"an array of shape {array.shape}; an image is (height, width) or (height, width, 3)")
     if array.dtype == np.uint8:

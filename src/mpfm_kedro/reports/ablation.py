@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
-from mpfm_kedro.experiments.columns import CELL_METHOD
-from mpfm_kedro.experiments.false_alarms import uneven_false_alarms
-from mpfm_kedro.experiments.published import beside
-from mpfm_kedro.reports.layout import COVERS, Table, by_category, value_tables, variant_tables
-from mpfm_kedro.reports.markup import as_markdown, as_page
+from mpfm_kedro.evaluation.columns import CELL_METHOD
+from mpfm_kedro.evaluation.false_alarms import uneven_false_alarms
+from mpfm_kedro.evaluation.published import as_columns
 from mpfm_kedro.reports.study_figures import draw_ablation, draw_false_alarms
+from mpfm_kedro.reports.tables import COVERS, by_category, value_tables, variant_tables, write_tables
 
 LEGEND = (
     "AUC, mean ± standard deviation over seeds; beside it the difference to MPFM with its 95 % interval over seeds and "
@@ -32,33 +31,19 @@ def ablation_table(summary: pd.DataFrame, differences: pd.DataFrame, published: 
     A published result belongs to the variant of its name.
     """
     table = summary.merge(differences, on=CELL_METHOD, how="left").fillna({"verdict": ""})
-    return table.merge(beside(published), on=CELL_METHOD, how="left")
+    return table.merge(as_columns(published), on=CELL_METHOD, how="left")
 
 
 def write_ablation(
     table: pd.DataFrame, separation: pd.DataFrame, false_alarms: pd.DataFrame, origin: str = "", rate: float = 0.05
-) -> str:
-    """The ablation, the separation of the scores and the false alarms by mode as Markdown."""
-    return as_markdown(_tables(table, separation, false_alarms), _remarks(origin, rate))
-
-
-def write_ablation_page(
-    table: pd.DataFrame, separation: pd.DataFrame, false_alarms: pd.DataFrame, origin: str = "", rate: float = 0.05
-) -> str:
-    """The same as one HTML page with figures."""
-    figures = {f"Differences on {title}": draw_ablation(part) for title, part in by_category(table)}
-    for title, part in by_category(false_alarms):
-        figures[f"False alarms by mode, {title}"] = draw_false_alarms(part, rate)
-    return as_page("Ablation", _tables(table, separation, false_alarms), _remarks(origin, rate), figures)
-
-
-def _tables(table: pd.DataFrame, separation: pd.DataFrame, false_alarms: pd.DataFrame) -> list[Table]:
-    return [
+) -> tuple[str, str]:
+    """The ablation, the separation of the scores and the false alarms by mode, as Markdown and as a page."""
+    tables = [
         *variant_tables(table),
         *value_tables(separation, "margin", "Separation"),
         *value_tables(uneven_false_alarms(false_alarms), "excess", "Unevenness of false alarms over modes"),
     ]
-
-
-def _remarks(origin: str, rate: float) -> list[str]:
-    return [origin, LEGEND, SEPARATION, FALSE_ALARMS.format(rate), COVERS]
+    figures = {f"Differences on {title}": draw_ablation(part) for title, part in by_category(table)}
+    for title, part in by_category(false_alarms):
+        figures[f"False alarms by mode, {title}"] = draw_false_alarms(part, rate)
+    return write_tables("Ablation", tables, [origin, LEGEND, SEPARATION, FALSE_ALARMS.format(rate), COVERS], figures)

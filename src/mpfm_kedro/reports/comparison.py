@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from mpfm_kedro.experiments.columns import CELL, CELL_METHOD
-from mpfm_kedro.experiments.measures import with_numbers
-from mpfm_kedro.reports.layout import (
+from mpfm_kedro.evaluation.columns import CELL, CELL_METHOD
+from mpfm_kedro.evaluation.measures import with_numbers
+from mpfm_kedro.reports.study_figures import draw_comparison
+from mpfm_kedro.reports.tables import (
     COVERS,
     MARKS,
-    PIXEL_TITLES,
-    Entry,
-    Section,
+    MEASURE_TITLES,
     Table,
     by_category,
-    columns_in_order,
-    plus_minus,
-    rows_by_method,
+    by_column,
+    column,
+    difference_table,
+    emphasise,
+    mean_and_std,
+    side_by_side,
     value_tables,
-    with_interval,
+    write_tables,
 )
-from mpfm_kedro.reports.markup import as_markdown, as_page
-from mpfm_kedro.reports.study_figures import draw_comparison
 
 HEADINGS = {
     "ours": "ours",
@@ -68,67 +67,46 @@ def comparison_table(
     return table.astype({"n_seeds": "Int64"}).fillna(dict.fromkeys(["verdict", "place", "note", "budget"], ""))
 
 
-def write_comparison(table: pd.DataFrame, origin: str, first_seed: int) -> str:
-    """The comparison as Markdown; ``origin`` says how it was made."""
-    return as_markdown(comparison_tables(table), _remarks(table, origin, first_seed))
-
-
-def write_comparison_page(table: pd.DataFrame, origin: str, first_seed: int) -> str:
-    """The comparison as one HTML page with figures."""
+def write_comparison(table: pd.DataFrame, origin: str, first_seed: int) -> tuple[str, str]:
+    """The comparison as Markdown and as a page; ``origin`` says how it was made."""
+    last_seed = first_seed + int(table["n_seeds"].max()) - 1
+    reported = first_seed in REPORTED_SEEDS and last_seed in REPORTED_SEEDS
+    remarks = [origin, LEGEND, REPORTED if reported else DEVELOPMENT.format(first_seed, last_seed), COVERS]
     figures = {f"AUC on {title} (hollow: published)": draw_comparison(part) for title, part in by_category(table)}
-    return as_page("Comparison", comparison_tables(table), _remarks(table, origin, first_seed), figures)
+    return write_tables("Comparison", comparison_tables(table), remarks, figures)
 
 
 def comparison_tables(table: pd.DataFrame) -> list[Table]:
     """Two tables (AUC, differences) per dataset or category; the mean over categories comes first.
 
-    Where there are masks, tables of the pixel measures follow, of the methods that have heat maps.
+    Tables of recall follow and, where there are masks, of the pixel measures, of the methods that have heat maps.
     """
-    pairs = ((_table(title, part), _differences(title, part)) for title, part in by_category(table))
-    tables = [each for pair in pairs for each in pair if each.sections]
-    for title, name in PIXEL_TITLES.items():
+    tables = []
+    for title, part in by_category(table):
+        columns = by_column(part)
+        tables += [_auc_table(title, columns), *difference_table(title, columns)]
+    for title, name in MEASURE_TITLES.items():
         if f"{name}_mean" in table:
             tables += value_tables(table.dropna(subset=[f"{name}_mean"]), name, title)
     return tables
 
 
-def _remarks(table: pd.DataFrame, origin: str, first_seed: int) -> list[str]:
-    last_seed = first_seed + int(table["n_seeds"].max()) - 1
-    reported = first_seed in REPORTED_SEEDS and last_seed in REPORTED_SEEDS
-    return [origin, LEGEND, REPORTED if reported else DEVELOPMENT.format(first_seed, last_seed), COVERS]
-
-
-def _table(title: str, table: pd.DataFrame) -> Table:
-    columns = columns_in_order(table)
-    table = pd.concat([column.rows(table) for column in columns]).sort_index()  # without other published columns
-    sections = []
+def _auc_table(title: str, columns: dict[str, pd.DataFrame]) -> Table:
+    table = pd.concat(columns.values()).sort_index()  # without other published columns
+    sections = {}
     for kind, part in table.groupby("kind", sort=False):
-        rows = rows_by_method(part, columns, auc_entry)
-        costs = [_cost(own) for _, own in part.groupby("method", sort=False)]
-        sections.append(Section(HEADINGS[str(kind)], [row + cost for row, cost in zip(rows, costs, strict=True)]))
-    header = ["method", *(column.name for column in columns), "seconds per run", "budget"]
-    return Table(title, header, sections, footnotes(table))
+        costs = part.groupby("method").agg({"seconds": "mean", "budget": "first"}).reset_index()
+        shown = [column(name, own[own["kind"] == kind], write_auc) for name, own in columns.items()]
+        shown.append(column("seconds per run", costs, lambda row: f"{row['seconds']:.3g}".replace("nan", "")))
+        shown.append(column("budget", costs, lambda row: row["budget"]))
+        sections[HEADINGS[str(kind)]] = side_by_side(shown, part["method"].unique())
+    return Table(title, sections, footnotes(table))
 
 
-def _differences(title: str, table: pd.DataFrame) -> Table:
-    """AUC minus that of MPFM, with its interval; no sections where there are no differences."""
-    columns, own = columns_in_order(table), table[table["difference"].notna()]
-    rows = rows_by_method(own, columns, lambda _, record: [Entry(with_interval(record))])
-    header = ["method", *(column.name for column in columns)]
-    return Table(f"{title}: difference to MPFM", header, [Section("", rows)] if rows else [], [])
-
-
-def auc_entry(_: Any, record: dict[Any, Any]) -> list[Entry]:
+def write_auc(row: dict[Any, Any]) -> str:
     """AUC ± standard deviation with its marks."""
-    if not record:
-        return [Entry()]
-    marks = MARKS.get(record["verdict"], "") + (NOTED if record["note"] else "")
-    return [Entry(plus_minus(record, "auc") + marks, record["place"])]
-
-
-def _cost(rows: pd.DataFrame) -> list[Entry]:
-    seconds = rows["seconds"].mean()
-    return [Entry("" if np.isnan(seconds) else f"{seconds:.3g}"), Entry(rows["budget"].iloc[0])]
+    marks = MARKS.get(row["verdict"], "") + (NOTED if row["note"] else "")
+    return emphasise(mean_and_std(row, "auc") + marks, row["place"])
 
 
 def footnotes(table: pd.DataFrame) -> list[str]:

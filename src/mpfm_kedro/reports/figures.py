@@ -6,6 +6,7 @@ a wide screen has several in a row and a phone one.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,15 +14,18 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 from sklearn.metrics import roc_curve
 
-from mpfm_kedro.experiments.columns import PART_COLUMNS, TRAINED, UNTRAINED, ours
+from mpfm_kedro.evaluation.columns import PART_COLUMNS, TRAINED, UNTRAINED, ours
 
 NORMAL, ANOMALY = "#4878a8", "#c44e52"
+PANEL = ["category", "known_class", "n_anomalies"]
 METHODS = {UNTRAINED: (NORMAL, "--"), TRAINED: (ANOMALY, "-")}
 LOSSES = ["score_a", "score_n", "score_r", "score_g", "flow_n", "flow_a", "mim", "total"]
 USAGE = ["used_prototypes", "information_share"]
 FALSE_POSITIVES = np.linspace(0, 1, 201)
+SIDE = 96  # of a typical image of a group
 FENCE = 10.0  # interquartile ranges beyond the quartiles of normals; what is further out is counted in the last bar
 
 
@@ -43,27 +47,46 @@ class Panel(NamedTuple):
         axis.set_title(self.title, fontsize="medium")
 
 
+def tabulate_roc_curves(scores: pd.DataFrame, run_metrics: pd.DataFrame) -> pd.DataFrame:
+    """The ROC curves of all cells with tested anomalies, also for `dvc plots`: mean over seeds, and their range.
+
+    One row per cell, method and share of ``false_alarms``: ``recall``, ``recall_low``, ``recall_high``, and the mean
+    ``auc`` of the curve.
+    """
+    by_trial = dict(tuple(scores.groupby(["run", "method"])))
+    tables = []
+    for key, own in run_metrics[run_metrics["auc"].notna()].groupby([*PANEL, "method"], sort=False):
+        rates = np.stack([_true_positives(by_trial[run, method]) for run, method in own[["run", "method"]].to_numpy()])
+        cell = pd.DataFrame(dict(zip([*PANEL, "method"], key, strict=True)), index=range(len(FALSE_POSITIVES)))
+        curve = {"recall": rates.mean(0), "recall_low": rates.min(0), "recall_high": rates.max(0)}
+        tables.append(cell.assign(false_alarms=FALSE_POSITIVES, **curve, auc=own["auc"].mean()))
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*PANEL, "method"])
+
+
+def tabulate_losses(history: pd.DataFrame) -> pd.DataFrame:
+    """The training curves for `dvc plots`: one row per ``epoch``, losses and prototype usage as means over runs."""
+    columns = [column for column in [*LOSSES, *USAGE] if column in history]
+    return history.groupby("epoch", as_index=False)[columns].mean()
+
+
 def roc_panels(scores: pd.DataFrame, run_metrics: pd.DataFrame) -> list[Panel]:
     """ROC curves, one panel per cell with tested anomalies: mean over seeds of each method, their range as a band."""
-    by_trial = dict(tuple(scores.groupby(["run", "method"])))
 
-    def panel(cell: tuple, part: pd.DataFrame) -> Panel:
+    def panel(cell: tuple, curves: dict[str, pd.DataFrame]) -> Panel:
         def draw(axis: Axes) -> None:
             axis.plot([0, 1], [0, 1], color="0.8", lw=0.8)
-            for method, (colour, line) in METHODS.items():
-                own = part[part["method"] == method]
-                if len(own):
-                    rates = np.stack([_true_positives(by_trial[run, method]) for run in own["run"]])
-                    axis.fill_between(FALSE_POSITIVES, rates.min(0), rates.max(0), color=colour, alpha=0.2, lw=0)
-                    label = f"{method}: AUC {own['auc'].mean():.3f}"
-                    axis.plot(FALSE_POSITIVES, rates.mean(0), color=colour, ls=line, lw=1.6, label=label)
+            for method in [name for name in METHODS if name in curves]:
+                (colour, line), own = METHODS[method], curves[method]
+                rate, label = own["false_alarms"], f"{method}: AUC {own['auc'].iloc[0]:.3f}"
+                axis.fill_between(rate, own["recall_low"], own["recall_high"], color=colour, alpha=0.2, lw=0)
+                axis.plot(rate, own["recall"], color=colour, ls=line, lw=1.6, label=label)
             axis.set(xlabel="false alarms among normals", ylabel="anomalies found", xlim=(0, 1), ylim=(0, 1.02))
             axis.legend(loc="lower right", fontsize="small")
 
         return Panel(_name(cell), draw)
 
-    cells = run_metrics[run_metrics["auc"].notna()].groupby(["category", "known_class", "n_anomalies"], sort=False)
-    return [panel(cell, part) for cell, part in cells]
+    cells = tabulate_roc_curves(scores, run_metrics).groupby(PANEL, sort=False)
+    return [panel(cell, {str(method): own for method, own in part.groupby("method")}) for cell, part in cells]
 
 
 def _true_positives(own: pd.DataFrame) -> np.ndarray:
@@ -199,3 +222,15 @@ def _name(cell: tuple) -> str:
     category, known_class, n_anomalies = cell
     known = f"known class {known_class}" if known_class else ""
     return ", ".join([*filter(None, [category, known]), f"M={n_anomalies}"])
+
+
+def to_strip(thumbnails: list[Image.Image]) -> bytes:
+    """Some images side by side, as JPEG."""
+    strip = Image.new("RGB", (SIDE * max(1, len(thumbnails)), SIDE), "white")
+    for number, image in enumerate(thumbnails):
+        small = image.convert("RGB")
+        small.thumbnail((SIDE, SIDE))
+        strip.paste(small, (number * SIDE, 0))
+    content = io.BytesIO()
+    strip.save(content, format="jpeg", quality=85)
+    return content.getvalue()

@@ -15,13 +15,12 @@ from typing import Any
 
 import pandas as pd
 
+from mpfm_kedro.atomic import replacing
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.files import replacing
 from mpfm_kedro.inspection.model import Model
-from mpfm_kedro.inspection.thresholds import describe, item_scores, miss_rate, promise
+from mpfm_kedro.inspection.thresholds import choose_threshold, describe_guarantee, item_scores
 from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
-from mpfm_kedro.reports.findings import SIGNS, STYLE, TEMPLATES
-from mpfm_kedro.reports.markup import page
+from mpfm_kedro.reports.pages import SIGNS, render
 from mpfm_kedro.reports.score_histogram import draw_histogram
 
 MOST = {"defective": 150, "uncertain": 100, "good": 50, "error": 50}  # images of each decision in the page
@@ -30,7 +29,7 @@ SIDE = 320  # pixels of the longer side of a picture
 
 @dataclass
 class Pictures:
-    """Small pictures in a folder beside the page; those that the page does not show are deleted at the end."""
+    """Small pictures in a folder beside the page."""
 
     folder: Path
     thumbnails: Mapping[str, bytes]
@@ -40,29 +39,19 @@ class Pictures:
 
     def of_file(self, path: str) -> str:
         """The address of the picture of an image; empty where it cannot be read any more."""
+        from mpfm_kedro.inspection.heat_maps import to_jpeg
         from mpfm_kedro.inspection.preparation import read_image  # with torch, which is slow to import
 
         try:
-            small = read_image(path, self.pixel_range, self.max_megapixels)
+            image = read_image(path, self.pixel_range, self.max_megapixels)
         except InputError:
             return ""
-        small.thumbnail((SIDE, SIDE))
-        name = _name("image", path)
-        with replacing(self.folder / name) as partial:
-            small.save(partial, format="jpeg", quality=85)
-        return self._address(name)
+        return self._write("image", path, to_jpeg(image, SIDE))
 
     def of_known(self, sample_ids: Iterable[str]) -> list[tuple[str, str]]:
-        """Address and name of images that the model has learned from; those that it has no picture of are skipped."""
-        found = []
-        for sample_id in sample_ids:
-            if sample_id in self.thumbnails:
-                name = _name("known", sample_id)
-                if name not in self._written:
-                    with replacing(self.folder / name) as partial:
-                        partial.write_bytes(self.thumbnails[sample_id])
-                found.append((self._address(name), sample_id))
-        return found
+        """Address and name of images that the model has learned from; those without a picture are skipped."""
+        known = [sample_id for sample_id in sample_ids if sample_id in self.thumbnails]
+        return [(self._write("known", sample_id, self.thumbnails[sample_id]), sample_id) for sample_id in known]
 
     def delete_others(self) -> None:
         """Delete pictures of earlier pages."""
@@ -70,8 +59,12 @@ class Pictures:
             if file.name not in self._written:
                 file.unlink()
 
-    def _address(self, name: str) -> str:
-        self._written.add(name)
+    def _write(self, kind: str, source: str, content: bytes) -> str:
+        name = f"{kind}-{hashlib.sha256(source.encode()).hexdigest()[:20]}.jpg"
+        if name not in self._written:
+            with replacing(self.folder / name) as partial:
+                partial.write_bytes(content)
+            self._written.add(name)
         return f"{self.folder.name}/{name}"
 
 
@@ -89,26 +82,31 @@ def write_page(
     from mpfm_kedro.inspection.predictions import overlay_path  # with torch, which is slow to import
 
     shown = choose(predictions)
-    said = PredictionLog.of(log_folder, model.card).read(set(shown["path"]))
-    known = model.gallery.table
-    thumbnails = dict(zip(known["sample_id"], known["thumbnail"], strict=True))
+    logged = PredictionLog.of(log_folder, model.card).read(set(shown["path"]))
+    thumbnails: dict[str, bytes] = dict(model.gallery.table[["sample_id", "thumbnail"]].itertuples(index=False))
     pictures = Pictures(gallery, thumbnails, model.card["pixel_range"], ingestion.max_megapixels)
     folder = _common_folder(shown["path"])
     images = []
     for row in shown.to_dict("records"):
         overlay = overlay_path(overlays, model.card, row["path"])
-        address = overlay.relative_to(overlays.parent).as_posix() if overlay.is_file() else ""
-        images.append(_describe_image(row, said.get(row["path"], {}), pictures, address, folder))
+        row["overlay"] = overlay.relative_to(overlays.parent).as_posix() if overlay.is_file() else ""
+        images.append(_describe_image(row, logged.get(row["path"], {}), pictures, folder))
     pictures.delete_others()
-    body = TEMPLATES.get_template("predictions.html").render(
-        _summary(predictions, model, parameters),
+    normals = item_scores(model.calibration.normal_scores, model.calibration.normal_items)
+    threshold = choose_threshold(normals, parameters.false_alarm_rate, parameters.confidence)
+    scores = predictions.loc[predictions["decision"] != "error", "score"].astype(float)
+    return render(
+        "predictions.html",
+        title="Predictions",
+        guarantee=describe_guarantee(threshold, model.calibration.anomaly_scores),
+        histogram=draw_histogram(normals, scores, threshold),
+        thresholds=threshold,
         images=images,
         folder=folder,
         total=len(predictions),
         shown=Counter(shown["decision"]),
         limited=_limited(predictions, shown),
     )
-    return page("Predictions", [body], STYLE)
 
 
 def choose(predictions: pd.DataFrame) -> pd.DataFrame:
@@ -117,43 +115,26 @@ def choose(predictions: pd.DataFrame) -> pd.DataFrame:
     return predictions[chosen]
 
 
-def _summary(predictions: pd.DataFrame, model: Model, parameters: InspectionParameters) -> dict[str, Any]:
-    """What is promised, and how the scores lie around the thresholds."""
-    normals = item_scores(model.calibration.normal_scores, model.calibration.normal_items)
-    promised = promise(normals, parameters.false_alarm_rate, parameters.confidence)
-    known = model.calibration.anomaly_scores
-    missed = miss_rate(known, promised.defective, parameters.confidence) if len(known) else None
-    scores = predictions.loc[predictions["decision"] != "error", "score"].astype(float)
-    histogram = draw_histogram(normals, scores, promised)
-    return {"promise": describe(promised, missed), "histogram": histogram, "thresholds": promised}
-
-
 def _limited(predictions: pd.DataFrame, shown: pd.DataFrame) -> str:
     """Of which decisions the page does not show all images."""
-    every, here = Counter(predictions["decision"]), Counter(shown["decision"])
+    total, here = Counter(predictions["decision"]), Counter(shown["decision"])
     words = {name: "unreadable" if name == "error" else name for name in SIGNS}
-    counts = [f"{here[name]:,} of {every[name]:,} {words[name]}" for name in SIGNS if here[name] < every[name]]
+    counts = [f"{here[name]:,} of {total[name]:,} {words[name]}" for name in SIGNS if here[name] < total[name]]
     return f" This page shows {', '.join(counts)}, those with the highest scores." if counts else ""
 
 
-def _describe_image(
-    row: dict[Any, Any], said: dict[str, Any], pictures: Pictures, overlay: str, folder: str
-) -> dict[str, Any]:
+def _describe_image(row: dict[Any, Any], logged: dict[str, Any], pictures: Pictures, folder: str) -> dict[str, Any]:
     """One image, with the addresses of its pictures."""
     name = os.path.relpath(row["path"], folder) if folder else row["path"]
-    found = row | {"name": name, "uri": Path(row["path"]).as_uri(), "overlay": overlay, "shares": said.get("shares")}
+    image = row | {"name": name, "uri": Path(row["path"]).as_uri(), "shares": logged.get("shares")}
     if row["decision"] != "error":
-        found["picture"] = pictures.of_file(row["path"])
-    if said.get("shares"):
-        found |= {kind: pictures.of_known(said[kind]) for kind in ("normals", "anomalies")}
-    return found
+        image["picture"] = pictures.of_file(row["path"])
+    if logged.get("shares"):
+        image |= {kind: pictures.of_known(logged[kind]) for kind in ("normals", "anomalies")}
+    return image
 
 
 def _common_folder(paths: Iterable[str]) -> str:
     parents = [str(Path(path).parent) for path in paths]
-    found = os.path.commonpath(parents) if parents else ""
-    return "" if found == os.sep else found
-
-
-def _name(kind: str, text: str) -> str:
-    return f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:20]}.jpg"
+    common = os.path.commonpath(parents) if parents else ""
+    return "" if common == os.sep else common

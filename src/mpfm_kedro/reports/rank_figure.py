@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mpfm_kedro.experiments.ranks import EVERYTHING
+from mpfm_kedro.evaluation.ranks import EVERYTHING
 from mpfm_kedro.reports.study_figures import COLOURS, FULL, ROW_HEIGHT
 
 WIDTH = 6.4

@@ -6,62 +6,20 @@ from typing import Any
 
 import pandas as pd
 
-from mpfm_kedro.experiments.columns import AS_PRINTED, AT_STEP_0, TRAINED, UNTRAINED
-from mpfm_kedro.experiments.measures import with_numbers
-from mpfm_kedro.reports.figures import Panel, loss_panels, roc_panels, sampled_panels, score_panels, usage_panels
-from mpfm_kedro.reports.groups import show_groups
-from mpfm_kedro.reports.layout import COVERS, PIXEL_TITLES, plus_minus
-from mpfm_kedro.reports.markup import data_table, folded, gallery, glossary, page, paragraphs
-from mpfm_kedro.reports.mistakes import show_mistakes
+from mpfm_kedro.evaluation.columns import TRAINED, UNTRAINED
+from mpfm_kedro.evaluation.measures import overall, with_numbers
+from mpfm_kedro.reports.figures import loss_panels, roc_panels, sampled_panels, score_panels, usage_panels
+from mpfm_kedro.reports.pages import render
+from mpfm_kedro.reports.tables import COVERS, MEASURE_TITLES, mean_and_std
 
 AUC = "Of a random anomaly and a random normal image, how often the anomaly scores higher: 1 is perfect, 0.5 is chance."
+RECALL = "Recall at 1 % (5 %): the share of anomalies above the threshold that at most that share of normals exceeds."
 UNDEFINED = (
     "No anomaly was tested, so there is nothing to measure: AUC and AP are undefined. What is shown is how the model "
     "scores normal images that it has not learned from."
 )
-TERMS = {
-    "AUC": AUC,
-    "AP": "Average precision: the share of true anomalies among the images with the highest scores, averaged over all "
-    "places to cut. Chance is the share of anomalies among the test images.",
-    "M": "The number of known anomalies that a model may learn from. All others are for testing.",
-    "known class": "The class that the known anomalies come from. In the hard setting only other classes are tested; "
-    "'mean' is the mean over all known classes.",
-    "seeds": f"How often it was repeated. {COVERS}",
-    TRAINED: "The whole method: what normal images look like, and what the known anomalies look like.",
-    AT_STEP_0: "The same model with its flow, its prototypes and M_r as they were before training: the difference is "
-    "what training the flow adds.",
-    UNTRAINED: "The same model without any known anomaly: the difference is what known anomalies add.",
-    AS_PRINTED: "The method as its paper prints it, with every repair off.",
-}
-SCORES = (
-    "Test images of all runs. The further apart blue and red are, the better a score separates them. 'score' is the "
-    "result, a weighted sum of the four others. Each of these is −log of the share of normals that score as high: 7 "
-    "says one in a thousand. score_g: how improbable the whole image is among normals. score_a: how much its most "
-    "suspicious patches look like known anomalies. score_r: how unusual its most unusual patches are among normals. "
-    "score_n: how normal it looks, higher for normals, and subtracted. Outliers are counted in the outermost bars."
-)
-ROC = (
-    "Each point is a threshold: how many anomalies are found at how many false alarms. The line is the mean over "
-    "seeds, the band their range; the thin diagonal is chance."
-)
-LOSS = (
-    "The seven terms of the objective and their sum, mean and range over runs. score_a, score_n, score_r, score_g: how "
-    "well each module tells known anomalies from normals. flow_n: how well the flow carries normals to their "
-    "prototypes. flow_a: how far it keeps anomalies away. mim: minus the mutual information of images and prototypes. "
-    "M_a is trained in the first half."
-)
-USAGE = "How many prototypes the training normals use, and the mutual information as a share of its largest value."
-SAMPLED = "Features of real normals of the first run, and what its model takes for normal: the clouds should overlap."
-
 FEW = 25  # tested images of a kind, below which the uncertainty of an AUC is said
-
-PIXEL_TERMS = {
-    "pixel AUC": "The AUC of pixels instead of images: of a random defective and a random normal pixel, how often the "
-    "defective one is hotter in the heat map. Large defects decide it.",
-    "AUPRO": "How much of each defect the heat map covers, every defect counting alike, averaged over thresholds with "
-    "up to 30 % of the normal pixels above them.",
-    "pixel F1": "Precision and recall of pixels as one number, at the threshold that is best on the test images.",
-}
+HEADINGS = {"missed": "anomalies{} with the lowest scores", "false alarm": "normals with the highest scores"}
 
 
 def write_summary(
@@ -71,7 +29,8 @@ def write_summary(
     run_metrics: pd.DataFrame | None = None,
 ) -> str:
     """The summary as a text table and how to read it; where test images repeat others, also the one without them."""
-    parts = [_shown(summary).to_string(index=False), COVERS, f"AUC: {AUC}"]
+    table = _shown(summary)
+    parts = [table.to_string(index=False), COVERS, f"AUC: {AUC}", *([RECALL] if "recall at 1 %" in table else [])]
     parts += [*conclusions(differences, summary), *few_tested(run_metrics)]
     if without_repeats is not None and len(without_repeats):
         parts += [_excluded(without_repeats), _shown(without_repeats).to_string(index=False)]
@@ -92,28 +51,27 @@ def write_report(
 ) -> str:
     """One self-contained HTML page: numbers, mistakes as images, figures."""
     one = ["dataset"] if summary["category"].nunique() == 1 else []  # the title has it
-    table = _shown(summary).drop(columns=one)
-    terms = {term: words for term, words in (TERMS | PIXEL_TERMS).items() if term in {*table, *table["method"]}}
-    sentences = [*conclusions(differences, summary), *few_tested(run_metrics)]
-    parts = [*paragraphs(sentences), data_table(table), glossary(terms)]
-    if without_repeats is not None and len(without_repeats):
-        parts += [*paragraphs([_excluded(without_repeats)]), data_table(_shown(without_repeats).drop(columns=one))]
-    if mistakes is not None and operating_points is not None and len(mistakes):
-        parts += show_mistakes(mistakes, operating_points)
-    parts += [
-        _gallery("ROC curves", ROC, roc_panels(scores, run_metrics)),
-        _gallery("Scores of the test images", SCORES, score_panels(scores)),
-        _gallery("Training", LOSS, loss_panels(history)),
-        _gallery("Prototypes of the flow", USAGE, usage_panels(history)),
-    ]
-    if groups is not None and len(groups):
-        parts += show_groups(groups)
-    if sampled_features is not None:
-        parts.append(_gallery("Real and sampled features of normals", SAMPLED, sampled_panels(sampled_features)))
+    repeats = None if without_repeats is None or without_repeats.empty else without_repeats
     dataset, setting = run_metrics["dataset"].iloc[0], run_metrics["setting"].iloc[0]
-    runs = run_metrics.drop(columns=["dataset", "setting"]).round(4)
-    parts.append(folded(f"All {len(runs)} runs, one row per run and method", data_table(runs)))
-    return page(f"MPFM on {dataset}, {setting} setting", parts)
+    return render(
+        "setting.html",
+        title=f"MPFM on {dataset}, {setting} setting",
+        sentences=[*conclusions(differences, summary), *few_tested(run_metrics)],
+        table=_shown(summary).drop(columns=one),
+        auc=AUC,
+        covers=COVERS,
+        excluded="" if repeats is None else _excluded(repeats),
+        without_repeats=None if repeats is None else _shown(repeats).drop(columns=one),
+        mistakes=[] if mistakes is None else _by_kind(mistakes),
+        operating_points=None if operating_points is None else _operating_points(operating_points),
+        roc=roc_panels(scores, run_metrics),
+        histograms=score_panels(scores),
+        losses=loss_panels(history),
+        usage=usage_panels(history),
+        groups=[] if groups is None else groups.to_dict("records"),
+        sampled=[] if sampled_features is None else sampled_panels(sampled_features),
+        runs=run_metrics.drop(columns=["dataset", "setting"]).round(4),
+    )
 
 
 def conclusions(differences: pd.DataFrame | None, summary: pd.DataFrame) -> list[str]:
@@ -123,10 +81,7 @@ def conclusions(differences: pd.DataFrame | None, summary: pd.DataFrame) -> list
     """
     if differences is None or differences.empty:
         return [UNDEFINED] if with_numbers(summary)["auc_mean"].isna().all() else []
-    own = differences[differences["method"] == TRAINED]
-    for column in ("category", "known_class"):
-        means = own[own[column] == "mean"]
-        own = means if len(means) else own
+    own = overall(differences[differences["method"] == TRAINED])
     return [_conclusion(row, int(summary["n_seeds"].min())) for row in own.to_dict("records")]
 
 
@@ -165,25 +120,19 @@ def _conclusion(row: dict[Any, Any], n_seeds: int) -> str:
     return f"{sentence}; 95 % interval {low} to {high}."
 
 
-def _gallery(heading: str, explanation: str, panels: list[Panel]) -> str:
-    """Panels under a heading; nothing where there are none."""
-    drawn = ((panel.title, panel.alone(wide=len(panels) == 1)) for panel in panels)
-    return gallery(heading, explanation, drawn) if panels else ""
-
-
 def _shown(summary: pd.DataFrame) -> pd.DataFrame:
     """The columns that are shown, measures as mean ± standard deviation; of pixels where there are masks."""
     records = with_numbers(summary).to_dict("records")
-    pixels = {title: name for title, name in PIXEL_TITLES.items() if f"{name}_mean" in summary}
+    present = {title: name for title, name in MEASURE_TITLES.items() if f"{name}_mean" in summary}
     table = pd.DataFrame(
         {
             "dataset": summary["dataset"] + summary["category"].map(lambda name: f" {name}" if name else ""),
             "method": summary["method"],
             "known class": summary["known_class"],
             "M": summary["n_anomalies"].mask(summary["method"] == UNTRAINED, 0),
-            "AUC": [plus_minus(record, "auc") or "undefined" for record in records],
-            "AP": [plus_minus(record, "ap") or "undefined" for record in records],
-            **{title: [plus_minus(record, name) for record in records] for title, name in pixels.items()},
+            "AUC": [mean_and_std(record, "auc") or "undefined" for record in records],
+            "AP": [mean_and_std(record, "ap") or "undefined" for record in records],
+            **{title: [mean_and_std(record, name) for record in records] for title, name in present.items()},
             "seeds": summary["n_seeds"],
         }
     ).drop_duplicates()  # without a known anomaly, all M are one
@@ -196,3 +145,22 @@ def _excluded(without_repeats: pd.DataFrame) -> str:
         "Some test images repeat a training image of their run or an earlier test image: "
         f"without them ({number:.3g} per run on average)"
     )
+
+
+def _operating_points(points: pd.DataFrame) -> pd.DataFrame:
+    """Precision and recall at a threshold as shares in per cent."""
+    shares = ["guaranteed", "false_alarms", "precision", "recall"]
+    table = points.drop(columns="run").assign(**{name: points[name].map("{:.1%}".format) for name in shares})
+    table = table.replace(dict.fromkeys(shares, "nan%"), "undefined")
+    return table.rename(columns={"known_class": "known class", "n_anomalies": "M", "false_alarms": "false alarms"})
+
+
+def _by_kind(mistakes: pd.DataFrame) -> list[tuple[str, list[dict[Any, Any]]]]:
+    """The misses of each class and the false alarms of every cell, under their headings."""
+    kinds = []
+    for (known, number), cell in mistakes.groupby(["known_class", "n_anomalies"], sort=False):
+        title = f"known class {known}, M = {number}" if known else f"M = {number}"
+        for (kind, defect), part in cell.groupby(["kind", "defect_class"], sort=False):
+            heading = HEADINGS[str(kind)].format(f" of class {defect}" if defect else "")
+            kinds.append((f"{title}: {heading}", part.to_dict("records")))
+    return kinds

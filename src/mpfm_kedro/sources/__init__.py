@@ -1,36 +1,23 @@
-"""Datasets: one file each, one line each in this registry."""
+"""Datasets: one file each, one name each in this registry."""
 
 from __future__ import annotations
 
 import difflib
+from importlib import import_module
 
 import pandas as pd
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.sources import (
-    aitex,
-    brainmri,
-    elpv,
-    folder,
-    headct,
-    hyper_kvasir,
-    mastcam,
-    mvtec_ad,
-    optical,
-    sdd,
-    synthetic,
-)
 from mpfm_kedro.sources.source import Source
 
-SOURCES = {
-    module.SOURCE.name: module.SOURCE
-    for module in (mvtec_ad, optical, sdd, aitex, elpv, mastcam, hyper_kvasir, brainmri, headct, folder, synthetic)
-}
+NAMES = ["mvtec_ad", "optical", "sdd", "aitex", "elpv", "mastcam", "hyper_kvasir", "brainmri", "headct"]
+NAMES += ["folder", "synthetic"]  # a user's own images, and those to try the project with
+SOURCES: dict[str, Source] = {name: import_module(f"{__name__}.{name}").SOURCE for name in NAMES}
 
 
 def source_of(samples: pd.DataFrame) -> Source:
     """The source of a sample table; own images carry the name of their folder."""
-    return SOURCES.get(str(samples["dataset"].iloc[0]), folder.SOURCE)
+    return SOURCES.get(str(samples["dataset"].iloc[0]), SOURCES["folder"])
 
 
 def get_source(name: str) -> Source:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from pathlib import Path
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.sources import get_source
+from mpfm_kedro.sources.layout import new_folder
 
 
 def fetch(name: str, root: Path) -> Path:
@@ -18,15 +18,9 @@ def fetch(name: str, root: Path) -> Path:
     """
     source = get_source(name)
     found, folder = source.locate(root), root / source.name
-    if folder.is_dir():
-        return folder
-    if found == root:
-        raise InputError(f"The images of '{name}' are in {root} itself; move them to {folder}")
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=root) as scratch:
-            partial = shutil.copytree(found, Path(scratch, name))
-            partial.rename(folder)
-    except OSError as error:
-        raise InputError(f"Cannot copy {found} to {folder}: {error.strerror or error}") from error
+    if not folder.is_dir():
+        if found == root:
+            raise InputError(f"The images of '{name}' are in {root} itself; move them to {folder}")
+        with new_folder(folder, f"copy {found} to") as partial:
+            shutil.copytree(found, partial)
     return folder

@@ -5,43 +5,26 @@ The images are ``head_ct/head_ct/<NNN>.png``, the id with leading zeros.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.sources.layout import find_folder, required_images
-from mpfm_kedro.sources.samples import sample, sample_table
+from mpfm_kedro.sources.layout import Layout, Rows
 from mpfm_kedro.sources.source import Counts, Source
 
-logger = logging.getLogger(__name__)
 TITLE = "HeadCT"
-OBTAIN = "F. Kitamura on Kaggle (Head CT - hemorrhage)"
 
 
-def locate(root: Path) -> Path:
-    """The folder of labels.csv and head_ct."""
-    return find_folder(root / "headct", TITLE, ["labels.csv", "head_ct"], OBTAIN)
-
-
-def list_samples(folder: Path) -> pd.DataFrame:
-    """The labelled slices."""
-    return sample_table(_rows(folder))
-
-
-def _rows(folder: Path) -> Iterator[dict[str, Any]]:
-    labels = read_labels(folder / "labels.csv")
-    images = {file.stem: file for file in required_images(folder / "head_ct", TITLE)}
+def _rows(layout: Layout) -> Rows:
+    labels = read_labels(layout.folder / "labels.csv")
+    images = {file.stem: file for file in layout.images(layout.folder / "head_ct")}
     for name, label in labels.items():
         if name not in images:
-            raise InputError(f"{TITLE}: head_ct/head_ct/{name}.png is missing in {folder}, and labels.csv names it")
-        path = images[name].relative_to(folder).as_posix()
-        yield sample("headct", path, label, "hemorrhage" if label else "")
+            raise layout.error(f"head_ct/head_ct/{name}.png is missing in {layout.folder}, and labels.csv names it")
+        yield layout.sample(images[name], "hemorrhage" if label else "")
     for name in sorted(set(images) - set(labels)):
-        logger.warning("%s: %s has no line in labels.csv and is skipped", TITLE, images[name])
+        layout.warn("%s has no line in labels.csv and is skipped", images[name])
 
 
 def read_labels(file: Path) -> dict[str, int]:
@@ -66,10 +49,8 @@ def read_labels(file: Path) -> dict[str, int]:
 SOURCE = Source(
     name="headct",
     title=TITLE,
-    licence="see the publisher",
-    obtain=OBTAIN,
+    obtain="F. Kitamura on Kaggle (Head CT - hemorrhage)",
+    expected=["labels.csv", "head_ct"],
     counts={"": Counts(train=75, test=25, anomalies={"hemorrhage": 100})},
-    split="three_to_one",
-    locate=locate,
-    list_samples=list_samples,
+    rows=_rows,
 )

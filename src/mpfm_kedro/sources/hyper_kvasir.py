@@ -6,51 +6,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
-import pandas as pd
-
-from mpfm_kedro.sources.layout import class_folders, find_folder, required_folder, required_images
-from mpfm_kedro.sources.samples import sample, sample_table
+from mpfm_kedro.sources.layout import Layout, Rows
 from mpfm_kedro.sources.source import Counts, Source
 
-TITLE = "Hyper-Kvasir"
-OBTAIN = "Simula Research Laboratory (Hyper-Kvasir, the labelled images)"
+TRACT = "labeled-images", "upper-gi-tract"
 LANDMARKS = ["pylorus", "retroflex-stomach", "z-line"]
 FINDINGS = {"barretts": 41, "barretts-short-segment": 53, "esophagitis-a": 403, "esophagitis-b-d": 260}
 
 
-def locate(root: Path) -> Path:
-    """The folder with the labelled images."""
-    return find_folder(root / "hyper_kvasir", TITLE, ["labeled-images"], OBTAIN)
-
-
-def list_samples(folder: Path) -> pd.DataFrame:
-    """Landmarks as normals, findings as anomalies."""
-    tract = required_folder(required_folder(folder / "labeled-images", TITLE) / "upper-gi-tract", TITLE)
-    return sample_table(_rows(folder, tract))
-
-
-def _rows(folder: Path, tract: Path) -> Iterator[dict[str, Any]]:
-    landmarks = required_folder(tract / "anatomical-landmarks", TITLE)
-    for images in class_folders(landmarks, LANDMARKS, TITLE).values():
-        for image in required_images(images, TITLE):
-            yield sample("hyper_kvasir", image.relative_to(folder).as_posix(), 0)
-    findings = required_folder(tract / "pathological-findings", TITLE)
-    for name, images in class_folders(findings, FINDINGS, TITLE).items():
-        for image in required_images(images, TITLE):
-            yield sample("hyper_kvasir", image.relative_to(folder).as_posix(), 1, name)
+def _rows(layout: Layout) -> Rows:
+    for images in layout.class_folders(layout.inner(*TRACT, "anatomical-landmarks"), LANDMARKS).values():
+        yield from layout.samples(images)
+    for name, images in layout.class_folders(layout.inner(*TRACT, "pathological-findings"), FINDINGS).items():
+        yield from layout.samples(images, name)
 
 
 SOURCE = Source(
     name="hyper_kvasir",
-    title=TITLE,
-    licence="see the publisher",
-    obtain=OBTAIN,
+    title="Hyper-Kvasir",
+    obtain="Simula Research Laboratory (Hyper-Kvasir, the labelled images)",
+    expected=["labeled-images"],
     counts={"": Counts(train=2021, test=674, anomalies=FINDINGS)},
-    split="three_to_one",
-    locate=locate,
-    list_samples=list_samples,
+    rows=_rows,
 )

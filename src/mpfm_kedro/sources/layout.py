@@ -1,16 +1,24 @@
-"""Folders of a download: what may wrap them, and what must and must not be in them."""
+"""Folders of a download: what may wrap them, what must and must not be in them, and their images as samples."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.sources.masks import check_mask_size
+from mpfm_kedro.sources.samples import sample
 
 logger = logging.getLogger(__name__)
+Row = dict[str, Any]
+Rows = Iterator[Row]
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".npy"}
 
 
@@ -52,6 +60,20 @@ def find_folder(folder: Path, title: str, expected: Sequence[str], obtain: str) 
     return inner
 
 
+@contextmanager
+def new_folder(folder: Path, action: str) -> Iterator[Path]:
+    """A temporary path beside ``folder`` that takes its name when it is whole, unless another process was quicker."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
+            partial = Path(scratch, folder.name)
+            yield partial
+            partial.rename(folder)
+    except OSError as error:
+        if not folder.is_dir():
+            raise InputError(f"Cannot {action} {folder}: {error.strerror or error}") from error
+
+
 def required_folder(folder: Path, title: str) -> Path:
     """``folder``, or the folder of the same name inside it, as some archives unpack."""
     if not folder.is_dir():
@@ -61,81 +83,112 @@ def required_folder(folder: Path, title: str) -> Path:
     return folder
 
 
-def required_images(folder: Path, title: str) -> list[Path]:
-    """The images of a folder that must be there and must not be empty; files of other kinds are reported."""
-    folder = required_folder(folder, title)
-    files = image_files(folder)
-    others = {file.name for file in folder.iterdir() if file.is_file()} - {file.name for file in files}
-    if visible := sorted(name for name in others if not name.startswith(".")):
-        logger.warning("%s: %d files in %s are no images, e.g. %s", title, len(visible), folder, visible[0])
-    if not files:
-        raise InputError(f"{title}: no image directly in {folder}; expected are {' '.join(sorted(IMAGE_SUFFIXES))}")
-    return files
+@dataclass(frozen=True)
+class Layout:
+    """The folder of one dataset, read as its publisher arranged it; errors and warnings name the dataset."""
 
+    dataset: str
+    title: str
+    folder: Path
 
-def nested_images(folder: Path, title: str, above: Collection[Path] = ()) -> list[Path]:
-    """The visible images of a folder and of all folders in it, sorted; what else is in there is reported.
+    def error(self, message: str) -> InputError:
+        """To be raised."""
+        return InputError(f"{self.title}: {message}")
 
-    Links are followed, but not to a folder ``above``, which would be walked again and again.
-    """
-    found: list[Path] = []
-    others: list[Path] = []
-    _walk(folder, title, above, found, others)
-    if others:
-        kinds = ", ".join(sorted({_kind(file) for file in others}))
-        logger.warning("%s: not read in %s: %d files (%s), e.g. %s", title, folder, len(others), kinds, min(others))
-    return sorted(found)
+    def warn(self, message: str, *values: object) -> None:
+        """Log what was found and is not used."""
+        logger.warning(f"%s: {message}", self.title, *values)
+
+    def path(self, file: Path) -> str:
+        """A file as the sample table names it."""
+        return file.relative_to(self.folder).as_posix()
+
+    def inner(self, *names: str) -> Path:
+        """The folder of these names, each of which some archives repeat."""
+        folder = self.folder
+        for name in names:
+            folder = required_folder(folder / name, self.title)
+        return folder
+
+    def sample(self, image: Path, defect_class: str = "", mask: Path | None = None, /, **more: str) -> Row:
+        """The row of an image, which is an anomaly if it has a class; a mask must have the size of its image."""
+        if mask:
+            check_mask_size(mask, image, self.title)
+            more["mask_path"] = self.path(mask)
+        return sample(self.dataset, self.path(image), int(bool(defect_class)), defect_class, **more)
+
+    def samples(self, folder: Path, defect_class: str = "", **more: str) -> Rows:
+        """The rows of all images of a folder, which must have some."""
+        return (self.sample(image, defect_class, **more) for image in self.images(folder))
+
+    def images(self, folder: Path) -> list[Path]:
+        """The images of a folder that must be there and must not be empty; files of other kinds are reported."""
+        folder = required_folder(folder, self.title)
+        files = image_files(folder)
+        others = {file.name for file in folder.iterdir() if file.is_file()} - {file.name for file in files}
+        if visible := sorted(name for name in others if not name.startswith(".")):
+            self.warn("%d files in %s are not images, e.g. %s", len(visible), folder, visible[0])
+        if not files:
+            raise self.error(f"no image directly in {folder}; expected are {' '.join(sorted(IMAGE_SUFFIXES))}")
+        return files
+
+    def refuse_others(self, folder: Path, allowed: Collection[str]) -> None:
+        """Raise for an unknown folder: walked, it would be one more class; skipped, its images would be missing."""
+        for other in subfolders(folder):
+            if other.name not in allowed:
+                raise self.error(f"unknown folder {other}; expected are {', '.join(sorted(allowed))}")
+
+    def class_folders(self, folder: Path, classes: Collection[str]) -> dict[str, Path]:
+        """The folder of each class that is there.
+
+        A missing class is reported and not an error yet: where the samples are counted, it is decided whether a
+        partial copy will do.
+        """
+        self.refuse_others(folder, classes)
+        there = {path.name: required_folder(path, self.title) for path in subfolders(folder)}
+        for name in sorted(set(classes) - set(there)):
+            self.warn("the folder %s is missing; its class is skipped", folder / name)
+        return there
+
+    def nested_images(self, folder: Path, above: Collection[Path] = ()) -> list[Path]:
+        """The visible images of a folder and of all folders in it, sorted; what else is in there is reported.
+
+        Links are followed, but not to a folder ``above``, which would be walked again and again.
+        """
+        files = list(self._walk(folder, above))
+        images = {file for file in files if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file()}
+        if others := [file for file in files if file not in images]:
+            kinds = ", ".join(sorted({_kind(file) for file in others}))
+            self.warn("not read in %s: %d files (%s), e.g. %s", folder, len(others), kinds, min(others))
+        return sorted(images)
+
+    def _walk(self, folder: Path, above: Collection[Path]) -> Iterator[Path]:
+        self._refuse_odd_name(folder)
+        if (here := folder.resolve()) in above:
+            self.warn("%s is a link to a folder that it is in, and is skipped", folder)
+            return
+        for entry in folder.iterdir():
+            if entry.name.startswith(".") or entry.name == "__MACOSX":
+                continue
+            if entry.is_dir():
+                if entry.suffix.lower() in IMAGE_SUFFIXES:
+                    self.warn("%s is a folder, not an image; the images in it are used", entry)
+                yield from self._walk(entry, [*above, here])
+            else:
+                self._refuse_odd_name(entry)
+                yield entry
+
+    def _refuse_odd_name(self, path: Path) -> None:
+        """Raise for a name that no table can hold."""
+        raw = os.fsencode(path.name)
+        try:
+            raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            parent = os.fsencode(path.parent).decode("utf-8", "replace")
+            raise self.error(f"the name {raw!r} in {parent} is not UTF-8; rename it") from error
 
 
 def _kind(file: Path) -> str:
     """Why a file is not read: its suffix or name, or that it leads nowhere."""
     suffix = file.suffix.lower()
     return "broken links" if suffix in IMAGE_SUFFIXES else suffix or file.name
-
-
-def _walk(folder: Path, title: str, above: Collection[Path], found: list[Path], others: list[Path]) -> None:
-    _refuse_odd_name(folder, title)
-    if (here := folder.resolve()) in above:
-        logger.warning("%s: %s is a link to a folder that it is in, and is skipped", title, folder)
-        return
-    for entry in folder.iterdir():
-        if entry.name.startswith(".") or entry.name == "__MACOSX":
-            continue
-        named_as_image = entry.suffix.lower() in IMAGE_SUFFIXES
-        if entry.is_dir():
-            if named_as_image:
-                logger.warning("%s: %s is a folder, not an image; the images in it are used", title, entry)
-            _walk(entry, title, [*above, here], found, others)
-            continue
-        _refuse_odd_name(entry, title)
-        (found if named_as_image and entry.is_file() else others).append(entry)
-
-
-def _refuse_odd_name(path: Path, title: str) -> None:
-    """Raise for a name that no table can hold."""
-    raw = os.fsencode(path.name)
-    try:
-        raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        parent = os.fsencode(path.parent).decode("utf-8", "replace")
-        raise InputError(f"{title}: the name {raw!r} in {parent} is not UTF-8; rename it") from error
-
-
-def refuse_others(folder: Path, allowed: Collection[str], title: str) -> None:
-    """Raise for an unknown folder: walked, it would be one more class; skipped, its images would be missing."""
-    for other in subfolders(folder):
-        if other.name not in allowed:
-            raise InputError(f"{title}: unknown folder {other}; expected are {', '.join(sorted(allowed))}")
-
-
-def class_folders(folder: Path, classes: Collection[str], title: str) -> dict[str, Path]:
-    """The folder of each class that is there.
-
-    A class that is missing is reported here and no error yet: whether a partial copy will do is decided where
-    the samples are counted.
-    """
-    refuse_others(folder, classes, title)
-    there = {path.name: required_folder(path, title) for path in subfolders(folder)}
-    for name in sorted(set(classes) - set(there)):
-        logger.warning("%s: the folder %s is missing; its class is skipped", title, folder / name)
-    return there

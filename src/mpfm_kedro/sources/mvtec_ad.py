@@ -6,27 +6,11 @@ masks in ``ground_truth/<defect>/<name>_mask.png``. A copy may hold some of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
-
-from mpfm_kedro.errors import InputError
-from mpfm_kedro.sources.layout import (
-    class_folders,
-    find_folder,
-    refuse_others,
-    required_folder,
-    required_images,
-    subfolders,
-)
-from mpfm_kedro.sources.masks import check_mask_size
-from mpfm_kedro.sources.samples import sample, sample_table
+from mpfm_kedro.sources.layout import Layout, Rows, subfolders
 from mpfm_kedro.sources.source import Counts, Source
 
-TITLE = "MVTec AD"
-OBTAIN = "MVTec Software GmbH, https://www.mvtec.com/company/research/datasets/mvtec-ad"
 CATEGORIES = {
     "bottle": (Counts(209, 20, 63), "broken_large broken_small contamination"),
     "cable": (
@@ -53,54 +37,35 @@ CATEGORIES = {
 }
 
 
-def locate(root: Path) -> Path:
-    """The folder of the categories."""
-    return find_folder(root / "mvtec_ad", TITLE, sorted(CATEGORIES), OBTAIN)
+def _rows(layout: Layout) -> Rows:
+    layout.refuse_others(layout.folder, CATEGORIES)
+    for category in subfolders(layout.folder):
+        folder, classes = layout.inner(category.name), CATEGORIES[category.name][1].split()
+        layout.refuse_others(layout.inner(category.name, "train"), ["good"])
+        for split in ("train", "test"):
+            yield from layout.samples(folder / split / "good", category=category.name, split=split)
+        for defect, images in layout.class_folders(folder / "test", ["good", *classes]).items():
+            if defect != "good":
+                masks = folder / "ground_truth" / defect
+                yield from _defect_rows(layout, images, masks, category.name)
 
 
-def list_samples(folder: Path) -> pd.DataFrame:
-    """Normals and anomalies of every category that is there."""
-    refuse_others(folder, CATEGORIES, TITLE)
-    return sample_table(row for category in subfolders(folder) for row in _category_rows(folder, category))
-
-
-def _category_rows(folder: Path, path: Path) -> Iterator[dict[str, Any]]:
-    category, inner = path.name, required_folder(path, TITLE)
-    refuse_others(required_folder(inner / "train", TITLE), ["good"], TITLE)
-    for split in ("train", "test"):
-        for image in required_images(inner / split / "good", TITLE):
-            name = image.relative_to(folder).as_posix()
-            yield sample("mvtec_ad", name, 0, category=category, split=split)
-    classes = CATEGORIES[category][1].split()
-    for defect, images in class_folders(inner / "test", ["good", *classes], TITLE).items():
-        if defect != "good":
-            yield from _defect_rows(folder, category, images, inner / "ground_truth" / defect)
-
-
-def _defect_rows(folder: Path, category: str, images: Path, masks: Path) -> Iterator[dict[str, Any]]:
-    mask_of = {mask.stem: mask for mask in required_images(masks, TITLE)}
-    for image in required_images(images, TITLE):
+def _defect_rows(layout: Layout, images: Path, masks: Path, category: str) -> Rows:
+    mask_of = {mask.stem: mask for mask in layout.images(masks)}
+    for image in layout.images(images):
         mask = mask_of.get(f"{image.stem}_mask")
         if mask is None:
-            raise InputError(f"{TITLE}: {image} has no mask; expected is {masks / image.stem}_mask.png")
-        check_mask_size(mask, image, TITLE)
-        yield sample(
-            "mvtec_ad",
-            image.relative_to(folder).as_posix(),
-            1,
-            images.name,
-            category=category,
-            mask_path=mask.relative_to(folder).as_posix(),
-        )
+            raise layout.error(f"{image} has no mask; expected is {masks / image.stem}_mask.png")
+        yield layout.sample(image, images.name, mask, category=category)
 
 
 SOURCE = Source(
     name="mvtec_ad",
-    title=TITLE,
+    title="MVTec AD",
     licence="CC BY-NC-SA 4.0",
-    obtain=OBTAIN,
+    obtain="MVTec Software GmbH, https://www.mvtec.com/company/research/datasets/mvtec-ad",
+    expected=sorted(CATEGORIES),
     counts={category: counts for category, (counts, _) in CATEGORIES.items()},
     split="own",
-    locate=locate,
-    list_samples=list_samples,
+    rows=_rows,
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import pandas as pd
+
+from mpfm_kedro.sources.layout import Layout, Rows, find_folder
+from mpfm_kedro.sources.samples import sample_table
 
 
 @dataclass(frozen=True)
@@ -18,41 +21,56 @@ class Counts:
     test: int
     anomalies: Mapping[str, int] | int
 
+    @property
+    def n_anomalies(self) -> int:
+        """Anomalies of all classes."""
+        return self.anomalies if isinstance(self.anomalies, int) else sum(self.anomalies.values())
+
+    def compare(self, samples: pd.DataFrame) -> list[str]:
+        """What differs between the listed samples of one category and these numbers."""
+        classes = samples["defect_class"][samples["label"] == 1].value_counts()
+        normals, anomalies = len(samples) - int(classes.sum()), int(classes.sum())
+        compared = [("normal images", normals, self.train + self.test)]
+        if isinstance(self.anomalies, int):
+            compared.append(("anomalies", anomalies, self.anomalies))
+        else:
+            for name in sorted({*classes.index, *self.anomalies}):
+                compared.append((f"anomalies of class '{name}'", classes.get(name, 0), self.anomalies.get(name, 0)))
+        return [
+            f"{found} {what}, published are {published}" for what, found, published in compared if found != published
+        ]
+
 
 @dataclass(frozen=True)
 class Source:
     """One dataset.
 
-    ``locate(root)`` gives the folder with the files below ``<data_root>/<name>`` (or elsewhere, for a dataset
-    that a package ships); ``list_samples(folder)`` gives the sample table without decoding images.
-    ``counts`` has an entry for each category, that of ``""`` for a dataset without categories; None if any
-    number is fine. ``split`` says who divides the normals: this project, three to one; the dataset itself
+    ``rows(layout)`` yields the samples of its folder without decoding images. The folder is ``<data_root>/<name>``, or
+    one that it wraps, with any of the ``expected`` names (patterns) in it; ``find(data_root)`` gives it where it may
+    be elsewhere. ``counts`` has an entry for each category, that of ``""`` for a dataset without categories; None if
+    any number is fine. ``split`` says who divides the normals: this project, three to one; the dataset itself
     (``own``); or whichever the listed table shows (``listed``: where its split is empty, three to one).
     """
 
     name: str
     title: str
-    licence: str
     obtain: str
     counts: Mapping[str, Counts] | None
-    split: Literal["three_to_one", "own", "listed"]
-    locate: Callable[[Path], Path]
-    list_samples: Callable[[Path], pd.DataFrame]
+    rows: Callable[[Layout], Rows]
+    expected: Sequence[str] = ()
+    find: Callable[[Path], Path] | None = None
+    licence: str = "see the publisher"
+    split: Literal["three_to_one", "own", "listed"] = "three_to_one"
 
+    def locate(self, root: Path) -> Path:
+        """The folder with the files; an error says what it should hold and where the files come from."""
+        return self.find(root) if self.find else find_folder(root / self.name, self.title, self.expected, self.obtain)
 
-def compare_counts(samples: pd.DataFrame, expected: Counts) -> list[str]:
-    """What differs between the listed samples of one category and the published numbers."""
-    normal = samples["label"] == 0
-    anomalies = {str(name): int(n) for name, n in samples["defect_class"][~normal].value_counts().items()}
-    problems = []
-    if normal.sum() != expected.train + expected.test:
-        problems.append(f"{normal.sum()} normal images, published are {expected.train + expected.test}")
-    if isinstance(expected.anomalies, int):
-        if sum(anomalies.values()) != expected.anomalies:
-            problems.append(f"{sum(anomalies.values())} anomalies, published are {expected.anomalies}")
-    else:
-        for name in sorted(set(anomalies) | set(expected.anomalies)):
-            found, published = anomalies.get(name, 0), expected.anomalies.get(name, 0)
-            if found != published:
-                problems.append(f"{found} anomalies of class '{name}', published are {published}")
-    return problems
+    def list_samples(self, folder: Path) -> pd.DataFrame:
+        """The sample table of a folder."""
+        return sample_table(self.rows(Layout(self.name, self.title, folder)))
+
+    def compare_counts(self, samples: pd.DataFrame) -> dict[str, list[str]]:
+        """What differs between the listed samples and the published numbers, for each category that is there."""
+        parts = {str(category): part for category, part in samples.groupby("category")}
+        return {name: self.counts[name].compare(part) for name, part in parts.items()} if self.counts else {}

@@ -5,16 +5,12 @@ To try the project without a dataset, and for its tests. Results on them say not
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from PIL import Image
 
-from mpfm_kedro.errors import InputError
-from mpfm_kedro.sources.layout import image_files
-from mpfm_kedro.sources.samples import sample, sample_table
+from mpfm_kedro.sources.layout import Layout, Rows, new_folder
 from mpfm_kedro.sources.source import Counts, Source
 
 NAME = "synthetic"
@@ -26,22 +22,14 @@ MASKS = "ground_truth"
 def locate(root: Path) -> Path:
     """The folder of the images; they are drawn when it is not there."""
     folder = root / NAME
-    if folder.is_dir():
-        return folder
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{NAME}-", dir=root) as scratch:
-            partial = Path(scratch, NAME)
+    if not folder.is_dir():
+        with new_folder(folder, "draw images in") as partial:
             for kind, number in FOLDERS.items():
                 for i in range(number):
                     image, defect = draw(kind, i)
                     _save(image, partial / kind / f"{i:03}.png")
                     if defect.any():
                         _save(255 * defect.astype(np.uint8), partial / MASKS / kind / f"{i:03}_mask.png")
-            partial.rename(folder)
-    except OSError as error:
-        if not folder.is_dir():  # else another process was quicker
-            raise InputError(f"Cannot draw images in {folder}: {error.strerror or error}") from error
     return folder
 
 
@@ -71,19 +59,11 @@ def _save(pixels: np.ndarray, file: Path) -> None:
     Image.fromarray(pixels).save(file)
 
 
-def list_samples(folder: Path) -> pd.DataFrame:
-    """All images by folder, the defective ones with their masks."""
-    return sample_table(
-        sample(
-            NAME,
-            f"{kind}/{file.name}",
-            int(kind != "good"),
-            kind if kind != "good" else "",
-            mask_path=f"{MASKS}/{kind}/{file.stem}_mask.png" if kind != "good" else "",
-        )
-        for kind in FOLDERS
-        for file in image_files(folder / kind)
-    )
+def _rows(layout: Layout) -> Rows:
+    yield from layout.samples(layout.folder / "good")
+    for kind in ("spot", "scratch"):
+        for image in layout.images(layout.folder / kind):
+            yield layout.sample(image, kind, layout.folder / MASKS / kind / f"{image.stem}_mask.png")
 
 
 SOURCE = Source(
@@ -92,7 +72,6 @@ SOURCE = Source(
     licence="Apache-2.0",
     obtain="nowhere: drawn when they are first used",
     counts={"": Counts(train=36, test=12, anomalies={"spot": 12, "scratch": 12})},
-    split="three_to_one",
-    locate=locate,
-    list_samples=list_samples,
+    find=locate,
+    rows=_rows,
 )

@@ -70,33 +70,3 @@ def brief_scores():
         return detector.score_samples(synthetic_rows(20, 30, 0)).score
 
     return of
-
-
-@pytest.fixture
-def works_on_little(brief_scores):
-    """Finite, different scores from one known anomaly in one or four views, few normals, and no pseudo-anomalies."""
-
-    def check(cls):
-        for little in ({"known": 1}, {"known": 1, "views": 1}, {"normals": 10}, {"pseudo": 0}):
-            scores = brief_scores(cls, **little)
-            assert scores.shape == (30,)
-            assert np.isfinite(scores).all()
-            assert np.ptp(scores) > 0
-
-    return check
-
-
-@pytest.fixture
-def depends_on_the_seed_only(brief_scores):
-    """The same seed gives the same scores, another seed others; no random state outside is read or changed."""
-
-    def check(cls):
-        torch.manual_seed(1)
-        before = torch.get_rng_state()
-        first = brief_scores(cls)
-        assert torch.equal(torch.get_rng_state(), before)
-        torch.manual_seed(2)
-        np.testing.assert_array_equal(brief_scores(cls), first)
-        assert not np.allclose(brief_scores(cls, seed=1), first)
-
-    return check

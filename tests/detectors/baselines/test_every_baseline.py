@@ -1,70 +1,96 @@
-"""What holds for every baseline and reference: it is restored exactly, its memory is bounded, its pieces are shared."""
+"""What holds for every baseline and reference: what it learns from, its seed and its memory."""
 
-import json
-from pkgutil import resolve_name
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load, save
 
 from mpfm_kedro.backbones.rows import FeatureRows
-from mpfm_kedro.detectors.base import Artefact, Context, TrainingData
+from mpfm_kedro.detectors.base import Context, TrainingData
 from mpfm_kedro.detectors.baselines.ahl import AHL
 from mpfm_kedro.detectors.baselines.devnet import DevNet
 from mpfm_kedro.detectors.baselines.dpdl import DPDL
 from mpfm_kedro.detectors.baselines.dra import DRA
-from mpfm_kedro.detectors.baselines.flos import FLOS
-from mpfm_kedro.detectors.baselines.gradient_training import NetworkDetector
-from mpfm_kedro.detectors.baselines.patch_knn import PatchNeighbours
-from mpfm_kedro.detectors.baselines.references import LogisticRegressionAndMahalanobis, Mahalanobis
+from mpfm_kedro.detectors.baselines.gradient_training import GradientDetector
 from mpfm_kedro.detectors.baselines.saoe import SAOE
 from mpfm_kedro.detectors.registry import baseline, baselines
 from mpfm_kedro.errors import InputError
 
-CPU = torch.device("cpu")
-EVERY = pytest.mark.parametrize("cls", baselines(), ids=lambda cls: cls.name)
-NETWORKS = pytest.mark.parametrize("cls", [cls for cls in baselines() if issubclass(cls, NetworkDetector)])
-READS_MAPS = pytest.mark.parametrize("cls", [DevNet, FLOS, SAOE, DRA, AHL, DPDL, PatchNeighbours])
+TRAINED = pytest.mark.parametrize(
+    "cls", [cls for cls in baselines() if issubclass(cls, GradientDetector)], ids=lambda cls: cls.name
+)
+LEARN_FROM_PSEUDO = pytest.mark.parametrize("cls", [SAOE, DRA, AHL, DPDL], ids=lambda cls: cls.name)
 
 
-def stored(state):
-    """What comes back from a file."""
-    return Artefact(load(save(state.tensors)), json.loads(json.dumps(state.details)))
+@TRAINED
+def test_finds_the_known_kind_and_an_unseen_one_worse(cls, areas):
+    assert areas(cls).known > 0.9
+    assert areas(cls).unseen < areas(cls).known - 0.2
 
 
-def fitted_pieces(cls, data, seed):
-    """All pieces as a study fits them, each from the stored earlier ones."""
-    artefacts = {}
-    for piece in cls.pieces(40):
-        fit = resolve_name(piece.fit)
-        artefacts[piece.name] = stored(fit(data, dict(artefacts), piece.parameters, seed, Context()))
-    return artefacts
+@LEARN_FROM_PSEUDO
+def test_pseudo_anomalies_teach_their_kind(cls, areas):
+    assert areas(cls).pseudo > 0.9
+    assert areas(cls, pseudo=0).pseudo < areas(cls).pseudo - 0.2
 
 
-@EVERY
-def test_a_restored_detector_gives_the_same_scores(cls, make_data, make_rows):
-    rows = make_rows(20, 90, 0)
-    fitted = cls(steps=40).fit(make_data(), 3, Context())
-    before = torch.get_rng_state()
-    restored = cls.restore(stored(fitted.state()), CPU)
-    assert torch.equal(torch.get_rng_state(), before)
-    scores = fitted.score_samples(rows).score
-    assert scores.shape == (90,) and np.ptp(scores) > 0
-    np.testing.assert_array_equal(restored.score_samples(rows).score, scores)
-    again = stored(restored.state()).tensors
-    assert all(torch.equal(value, again[name]) for name, value in fitted.state().tensors.items())
+@TRAINED
+def test_the_loss_falls_and_ends_flat(cls, areas):
+    losses = np.array(areas(cls).detector.losses)
+    assert len(losses) == 1000
+    first, late, last = losses[:20].mean(), losses[600:800].mean(), losses[800:].mean()
+    assert last < 0.9 * first
+    assert abs(last - late) < 0.1 * (first - last)
 
 
-@EVERY
-def test_pieces_give_the_same_scores(cls, make_data, make_rows):
-    rows, data = make_rows(20, 30, 0), make_data()
-    loaded = cls.load(fitted_pieces(cls, data, 3), CPU)
-    expected = cls(steps=40).fit(data, 3, Context()).score_samples(rows).score
-    np.testing.assert_array_equal(loaded.score_samples(rows).score, expected)
+@TRAINED
+def test_scores_depend_on_the_seed_only(cls, brief_scores):
+    """No random state outside is read or changed."""
+    torch.manual_seed(1)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    first = brief_scores(cls)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
+    torch.manual_seed(2)
+    np.testing.assert_array_equal(brief_scores(cls), first)
+    assert not np.allclose(brief_scores(cls, seed=1), first)
 
 
-@NETWORKS
+@TRAINED
+@pytest.mark.parametrize(
+    "little", [{"known": 1}, {"known": 1, "views": 1}, {"normals": 10, "pseudo": 10}, {"pseudo": 0}]
+)
+def test_little_to_learn_from(cls, little, brief_scores):
+    scores = brief_scores(cls, **little)
+    assert scores.shape == (30,)
+    assert np.isfinite(scores).all() and np.ptp(scores) > 0
+
+
+def test_no_known_anomalies_is_an_error(brief_scores):
+    with pytest.raises(InputError, match=r"DevNet learns from normals and known anomalies.*0 known"):
+        brief_scores(DevNet, known=0)
+
+
+@TRAINED
+def test_scores_do_not_depend_on_their_neighbours(cls, areas, make_rows):
+    detector, rows = areas(cls).detector, make_rows(40, 70, 0)
+    few, all_of_them = (detector.score_samples(some).score for some in (rows.take(np.arange(3)), rows))
+    np.testing.assert_allclose(few, all_of_them[:3], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("cls", baselines(), ids=lambda cls: cls.name)
+def test_what_is_learned_is_the_state_dict(cls, make_data, make_rows):
+    data, rows = make_data(), make_rows(20, 30, 0)
+    one = cls(steps=20).fit(data, 3, Context())
+    other = cls(steps=20).fit(replace(data, normals=make_rows(5, len(data.normals))), 4, Context())
+    expected = one.score_samples(rows).score
+    assert not np.allclose(other.score_samples(rows).score, expected)
+    other.load_state_dict(one.state_dict())
+    np.testing.assert_array_equal(other.score_samples(rows).score, expected)
+
+
+@TRAINED
 def test_scores_do_not_depend_on_the_memory(cls, make_data, make_rows):
     rows, data = make_rows(20, 30, 0), make_data()
     plenty, none = (
@@ -84,7 +110,7 @@ class CountedMaps(np.ndarray):
         return np.asarray(self)[index]
 
 
-@READS_MAPS
+@pytest.mark.parametrize("cls", [cls for cls in baselines() if "maps" in cls.reads], ids=lambda cls: cls.name)
 def test_maps_are_read_in_bounded_batches(cls, make_data, make_rows, monkeypatch):
     """Ten maps fit in a batch; training reads 48 rows per step."""
     data = make_data()
@@ -105,27 +131,13 @@ def test_maps_are_read_in_bounded_batches(cls, make_data, make_rows, monkeypatch
     assert max(reads) == 10
 
 
-def test_the_gaussian_of_all_normals_is_stored_once(make_data):
-    shared, own = LogisticRegressionAndMahalanobis.pieces(40)
-    assert (shared,) == Mahalanobis.pieces(1000)
-    assert not shared.supervised and own.supervised
-    pieces = fitted_pieces(LogisticRegressionAndMahalanobis, make_data(), 3)
-    columns = make_data().normals.pooled.shape[1]
-    assert max(value.numel() for value in pieces[shared.name].tensors.values()) == columns**2
-    assert sum(value.numel() for value in pieces[own.name].tensors.values()) == columns + 1 + 2 + 2
-
-
-@EVERY
-def test_steps_are_a_parameter_of_what_is_trained_only(cls):
-    assert all(piece.parameters == ({"steps": 7} if cls.kind == "baseline" else {}) for piece in cls.pieces(7))
-
-
-def test_baselines_come_before_references():
-    kinds = [cls.kind for cls in baselines()]
-    assert kinds == sorted(kinds) and set(kinds) == {"baseline", "reference"}
-    assert [baseline(cls.name) for cls in baselines()] == baselines()
+@pytest.mark.parametrize("cls", [cls for cls in baselines() if "maps" not in cls.reads], ids=lambda cls: cls.name)
+def test_maps_are_not_read_without_need(cls, brief_scores, monkeypatch):
+    monkeypatch.setattr("mpfm_kedro.backbones.rows.FeatureRows.map_batch", None)
+    assert len(brief_scores(cls)) == 30
 
 
 def test_an_unknown_baseline_is_an_error_that_names_all():
+    assert [baseline(cls.name) for cls in baselines()] == baselines()
     with pytest.raises(InputError, match=r"'DevNett'.*DevNet, FLOS.*kNN-5"):
         baseline("DevNett")

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import torch
 
-from mpfm_kedro.detectors.baselines.devnet import DevNet
 from mpfm_kedro.detectors.baselines.gradient_training import (
     NORMAL,
     PSEUDO,
@@ -10,7 +9,6 @@ from mpfm_kedro.detectors.baselines.gradient_training import (
     TopPositions,
     balanced_batches,
 )
-from mpfm_kedro.errors import InputError
 
 
 @pytest.mark.parametrize(("pseudo", "normals_in_batch"), [(7, 16), (0, 32)])
@@ -45,8 +43,3 @@ def test_top_positions_and_their_gradient(absolute):
 
 def test_a_map_of_one_position_has_a_top():
     assert TopPositions(4)(torch.randn(2, 1, 1, 4)).shape == (2, 1)
-
-
-def test_no_known_anomalies_is_an_error(brief_scores):
-    with pytest.raises(InputError, match=r"DevNet learns from normals and known anomalies.*0 known"):
-        brief_scores(DevNet, known=0)

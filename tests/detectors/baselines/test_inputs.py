@@ -15,7 +15,7 @@ ALL, NOTHING = Context(), Context(memory=0)
 def test_normals_are_standardised_by_channel(kind, make_rows):
     """Over more rows than are read at once."""
     normals = make_rows(0, 150)
-    scaled = torch.cat(list(StandardisedInput.fit(kind, normals).batches(normals))).flatten(0, -2)
+    scaled = StandardisedInput.fit(kind, normals).read(normals, slice(None)).flatten(0, -2)
     assert scaled.shape[1] == {"pooled": 24, "maps": 16}[kind]
     torch.testing.assert_close(scaled.mean(0), torch.zeros(scaled.shape[1]), atol=1e-4, rtol=0)
     torch.testing.assert_close(scaled.std(0, correction=0), torch.ones(scaled.shape[1]), atol=1e-4, rtol=0)
@@ -24,7 +24,7 @@ def test_normals_are_standardised_by_channel(kind, make_rows):
 def test_a_column_that_is_constant_among_normals_is_not_inflated(make_rows):
     normals, others = make_rows(0, 10), make_rows(1, 10)
     normals.pooled[:, 0] = 0
-    (scaled,) = StandardisedInput.fit("pooled", normals).batches(others)
+    scaled = StandardisedInput.fit("pooled", normals).read(others, slice(None))
     assert scaled[:, 0].abs().max() < 100
 
 

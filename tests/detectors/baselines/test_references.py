@@ -7,8 +7,7 @@ from sklearn.metrics import roc_auc_score
 
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Context, TrainingData
-from mpfm_kedro.detectors.baselines.estimators import Gaussian
-from mpfm_kedro.detectors.baselines.patch_knn import PatchNeighbours, k_centres, nearest
+from mpfm_kedro.detectors.baselines.patch_knn import PatchNeighbours
 from mpfm_kedro.detectors.baselines.references import (
     LogisticRegression,
     LogisticRegressionAndMahalanobis,
@@ -62,7 +61,9 @@ def test_distance_is_that_of_scikit_learn():
     rng = np.random.default_rng(0)
     z, other = rng.normal(size=(60, 8)) * np.geomspace(3, 0.1, 8), rng.normal(size=(20, 8))
     expected = LedoitWolf().fit(z).mahalanobis(other)
-    np.testing.assert_allclose(Gaussian.fit(z).scores(other) ** 2, expected, rtol=1e-6)
+    detector = Mahalanobis()
+    detector.learn(z, other, 0)
+    np.testing.assert_allclose(detector.score(torch.from_numpy(other)) ** 2, expected, rtol=1e-6)
 
 
 def test_mahalanobis_ignores_the_units_of_the_features():
@@ -143,28 +144,9 @@ def test_patches_are_found_where_the_normals_have_them():
 
 def test_the_coreset_does_not_depend_on_the_size_of_batches(monkeypatch):
     data = training(textures(40, seed=0))
-    before = fitted(PatchNeighbours, data).state().tensors["coreset"]
+    before = fitted(PatchNeighbours, data).coreset
     monkeypatch.setattr("mpfm_kedro.detectors.baselines.patch_knn.IMAGES_PER_BATCH", 7)
-    torch.testing.assert_close(fitted(PatchNeighbours, data).state().tensors["coreset"], before)
-
-
-def test_k_centres_cover_small_groups_first():
-    rng = np.random.default_rng(0)
-    points = np.concatenate([rng.normal(size=(500, 3)), 50 * np.eye(3) + 0.1])
-    chosen = k_centres(torch.from_numpy(points).float(), 4).numpy()
-    assert {500, 501, 502} <= set(chosen)
-
-
-def test_k_centres_takes_each_point_once_even_where_points_repeat():
-    chosen = k_centres(torch.ones(30, 4), 10)
-    assert len(set(chosen.tolist())) == 10
-    assert len(k_centres(torch.rand(6, 4), 10)) == 6
-
-
-def test_nearest_is_the_smallest_distance():
-    rng = np.random.default_rng(0)
-    points, reference = torch.from_numpy(rng.normal(size=(50, 7))), torch.from_numpy(rng.normal(size=(9, 7)))
-    torch.testing.assert_close(nearest(points, reference), torch.cdist(points, reference).amin(1))
+    torch.testing.assert_close(fitted(PatchNeighbours, data).coreset, before)
 
 
 def seen_and_unseen_class(seed=0, d=20):

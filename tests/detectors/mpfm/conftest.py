@@ -2,11 +2,11 @@ import pytest
 import torch
 
 from mpfm_kedro.detectors.base import Context
+from mpfm_kedro.detectors.mpfm.closed_form import Initialised
 from mpfm_kedro.detectors.mpfm.fitting import initial_modules, training_set
 from mpfm_kedro.detectors.mpfm.rounds import Rounds
 from mpfm_kedro.detectors.mpfm.stages import read_forms
-from mpfm_kedro.detectors.mpfm.storage import unpack_initialised
-from mpfm_kedro.detectors.mpfm.training import Schedule
+from mpfm_kedro.parameters import TrainingParameters
 from small_mpfm import CPU, fit, make_data, specify
 
 torch.set_num_threads(1)
@@ -22,11 +22,11 @@ class Problem:
 
     def __init__(self, n_known=3, **changes):
         self.data, *_ = make_data(n_known=n_known)
-        self.initialised, fold = unpack_initialised(fit(specify(trained=False, **changes), self.data)["prototypes"])
-        self.rounds = Rounds.of_folds(fold, self.data.anomalies.source, 0)
-        self.parameters = specify(**changes).pieces[1].parameters
-        self.forms = read_forms(self.parameters)
-        self.schedule = Schedule(**{name: self.parameters[name] for name in Schedule.__dataclass_fields__})
+        self.initialised = Initialised.restore(fit(specify(trained=False, **changes), self.data)["prototypes"], CPU)
+        self.rounds = Rounds.of_folds(self.initialised.fold, self.data.anomalies.source, 0)
+        parameters = specify(**changes)["training"][1]
+        self.forms, self.coupled = read_forms(parameters), parameters["transport_start"] == "repaired"
+        self.parameters = TrainingParameters.model_construct(**parameters)
         standardiser = self.initialised.closed_forms[-1].standardiser
         self.z = torch.cat([standardiser.z_of(rows) for rows in (self.data.normals, self.data.anomalies)])
         self.modules = self.start(self.z)
@@ -35,9 +35,7 @@ class Problem:
 
     def start(self, z):
         """The modules at step 0 for these features."""
-        steps, shares = (self.parameters[name] for name in ("transport_steps", "head_top_shares"))
-        start = self.parameters["transport_start"] == "repaired"
-        return initial_modules(self.initialised, z, 60, self.rounds, self.forms, 8, steps, shares, start, 0)
+        return initial_modules(self.initialised, z, self.rounds, self.forms, self.parameters, self.coupled, 0)
 
     def wake(self):
         """Small random weights where the network starts at zero, so that gradients pass."""

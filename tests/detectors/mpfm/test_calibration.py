@@ -37,8 +37,8 @@ def two_kinds(n):
 @given(st.lists(st.integers(MIN_NORMALS_OF_A_MODE, 40), min_size=1, max_size=3), st.integers(0, 1000))
 def test_with_one_group_a_score_is_standardised_within_its_mode(sizes, seed):
     normals = evidence(sizes, seed=seed)
-    line = Calibration(**calibrate(normals, len(sizes))[0].state_dict())
-    line.knot, line.bend = torch.full((S, 1), -1e3), torch.full((S, 1), 1e-3)  # shows what enters the tails
+    line = {"knot": torch.full((S, 1), -1e3), "bend": torch.full((S, 1), 1e-3)}  # shows what enters the tails
+    line = Calibration(**calibrate(normals, len(sizes))[0].state_dict() | line)
     found = (line(normals.scores, normals.p, normals.mode) - 1) * 1e3
     for j in range(len(sizes)):
         own = normals.scores[normals.mode == j]
@@ -112,9 +112,9 @@ def test_parts_and_contributions_are_weighted_and_positions_are_calibrated_as_im
     positions = calibration(normals.scores[:, None].expand(-1, 7, -1), normals.p, normals.mode)
     torch.testing.assert_close(positions, t[:, None].expand(-1, 7, -1))
     weight = calibration.weight.T[normals.mode]
-    added = torch.stack([(t * weight)[:, list(own)].sum(1) for own in MEMBERS], 1)
+    added = torch.stack([(t * weight)[:, own].sum(1) for own in MEMBERS], 1)
     torch.testing.assert_close(calibration.contributions(t, normals.mode), added)
     torch.testing.assert_close(calibration.contributions(positions, normals.mode)[:, 3], added)
-    whole = torch.stack([weight[:, list(own)].sum(1) for own in MEMBERS], 1)
+    whole = torch.stack([weight[:, own].sum(1) for own in MEMBERS], 1)
     expected = added / whole * torch.tensor([1.0, 1.0, 1.0, -1.0])  # S_n is a normality
     torch.testing.assert_close(calibration.parts(t, normals.mode), expected)

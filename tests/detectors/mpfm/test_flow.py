@@ -17,7 +17,7 @@ def generator():
 
 def make_flow(steps=1):
     center = torch.randn(R, K, D)
-    prototypes = PrototypeMixture(center, torch.full((R, K), 1 / K), torch.ones(R))
+    prototypes = PrototypeMixture(mean=center, logit=torch.zeros(R, K), scale=torch.ones(R))
     return Flow(CoupledVelocity(center, torch.rand(R, K) + 0.4), prototypes, steps)
 
 

@@ -49,8 +49,8 @@ def test_the_posterior_is_the_tempered_one_of_a_gaussian_mixture():
     rng = np.random.default_rng(0)
     basis = np.linalg.qr(rng.normal(size=(6, 3)))[0]
     center, share, variance, z = rng.normal(size=(4, 3)), rng.dirichlet(np.ones(4)), 0.7, rng.normal(size=(5, 6))
-    tensors = (torch.tensor(np.asarray(value)) for value in (basis, center, share, variance, center[:2]))
-    p, mode = Groups(*tensors)(torch.from_numpy(z))
+    arrays = {"basis": basis, "center": center, "share": share, "variance": variance, "mode_center": center[:2]}
+    p, mode = Groups(**{name: torch.tensor(np.asarray(value)) for name, value in arrays.items()})(torch.from_numpy(z))
     squared = np.square((z @ basis)[:, None] - center).sum(2)
     expected = share * np.exp(-SHARPNESS / 3 * squared / (2 * variance))
     np.testing.assert_allclose(p, expected / expected.sum(1, keepdims=True), rtol=1e-6)

@@ -13,7 +13,7 @@ def test_a_new_logit_standardises_and_a_trained_one_keeps_the_order():
 
 
 def test_residual_score_starts_as_the_sum_of_squares_and_stays_positive():
-    module, squares = ResidualScore(2, 5), torch.rand(2, 3, 4, 5)
+    module, squares = ResidualScore(log_weight=torch.zeros(2, 1, 5)), torch.rand(2, 3, 4, 5)
     torch.testing.assert_close(module(squares), squares.sum(3))
     module.log_weight.data.normal_()
     expected = torch.einsum("rbxc,rc->rbx", squares, module.log_weight[:, 0].exp())
@@ -36,7 +36,8 @@ SHARES = st.lists(st.floats(0.01, 1), min_size=1, max_size=3)
 @given(st.integers(1, 3), SHARES, st.integers(1, 4), st.integers(1, 30), st.integers(0, 99))
 def test_scores_of_members_and_their_gradients_are_those_through_topk(rounds, shares, batch, positions, seed):
     torch.manual_seed(seed)
-    module = TopPositions(torch.randn(rounds, len(shares), 5), torch.randn(rounds, len(shares)), shares)
+    members = rounds, len(shares)
+    module = TopPositions(shares, weight=torch.randn(*members, 5), bias=torch.randn(members))
     v, value, gradients = torch.randn(batch, positions, 5), torch.randn(rounds, len(shares), batch), []
     for scores in (module.member_scores(v), plain_scores(module, v)):
         torch.testing.assert_close(scores, plain_scores(module, v), rtol=1e-4, atol=1e-5)

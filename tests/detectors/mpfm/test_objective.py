@@ -25,7 +25,13 @@ def generator():
 
 
 def terms(problem, batch=None, **forms):
-    return losses(problem.modules, batch or problem.batch(), replace(problem.forms, **forms), generator())[0]
+    problem.modules.forms = replace(problem.forms, **forms)
+    return losses(problem.modules, batch or problem.batch(), generator())[0]
+
+
+def flow_terms(problem, batch, **forms):
+    problem.modules.forms = replace(problem.forms, **forms)
+    return flow_losses(problem.modules, batch, generator())
 
 
 def reached(problem, term, **forms):
@@ -65,10 +71,10 @@ def test_normality_learns_the_normals_and_the_printed_form_the_anomalies(problem
 def test_push_is_softplus_of_the_margin_per_dimension_and_knows_its_normals_as_constants(problem):
     batch, flow, draws = problem.batch(), problem.modules.flow, generator()
     point = path_point(batch.x, flow.coupled_target(batch.x, batch.p, draws), draws)
-    log_q = flow.q.components(point.x_t, point.t, batch.p).log_prob(point.u) / 6
+    log_q = flow.velocity.log_prob(point.u, point.x_t, point.t, batch.p) / 6
     of_normals = (batch.normals * log_q).sum(1)
     pushed = (batch.anomalies * softplus(log_q - of_normals.detach()[:, None] + 0.4)).sum(1)
-    found = flow_losses(flow, batch, replace(problem.forms, push_margin=0.4), generator())
+    found = flow_terms(problem, batch, push_margin=0.4)
     torch.testing.assert_close(torch.stack(found), torch.stack([-of_normals, pushed]))
     network = list(flow.velocity.parameters())
     for one, other in zip(*(torch.autograd.grad(loss.sum(), network) for loss in (found[1], pushed)), strict=True):
@@ -78,9 +84,9 @@ def test_push_is_softplus_of_the_margin_per_dimension_and_knows_its_normals_as_c
 def test_push_is_bounded_and_the_printed_one_is_not(problem):
     batch = problem.batch()
     moved = replace(batch, x=batch.x + 1000 * batch.abnormal[:, None])
-    near, far = (flow_losses(problem.modules.flow, own, problem.forms, generator())[1] for own in (batch, moved))
+    near, far = (flow_terms(problem, own)[1] for own in (batch, moved))
     assert (near > far).all() and far.min() >= 0 and far.max() < 1e-3
-    assert flow_losses(problem.modules.flow, moved, replace(problem.forms, push=True), generator())[1].max() < -1000
+    assert flow_terms(problem, moved, push=True)[1].max() < -1000
 
 
 def test_information_counts_normals_only(problem):

@@ -33,7 +33,7 @@ def fitted(maps, mode, *args, **named):
 
 
 def energy(prototypes, maps, mode):
-    return prototypes.energy(prototypes.nearest(to_patches(maps), mode), mode)
+    return prototypes.squares(to_patches(maps), mode).sum(2)
 
 
 def number(prototypes):

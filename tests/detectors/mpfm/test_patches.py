@@ -2,7 +2,15 @@ import numpy as np
 import pytest
 import torch
 
-from mpfm_kedro.detectors.mpfm.patches import PatchPrototypes, position_scale, smooth, to_patches, top_positions
+from mpfm_kedro.detectors.mpfm.patches import (
+    PatchPrototypes,
+    at_positions,
+    mean_of_top,
+    position_scale,
+    smooth,
+    to_patches,
+    top_positions,
+)
 
 B, C, SIDE = 6, 3, 5
 
@@ -18,16 +26,16 @@ def test_smoothing_averages_the_neighbours_inside_the_map():
 def test_energy_is_the_distance_to_the_nearest_used_prototype_of_the_mode():
     unused = torch.tensor([[False] * 4, [False, False, True, True]])
     whitening, scale = torch.eye(C) + 0.2 * torch.randn(2, C, C), torch.rand(2, SIDE, SIDE) + 0.5
-    prototypes = PatchPrototypes(unused, torch.randn(2, C), whitening, torch.randn(2, 4, C), scale)
+    tensors = {"center": torch.randn(2, C), "whitening": whitening, "mean": torch.randn(2, 4, C), "scale": scale}
+    prototypes = PatchPrototypes(unused=unused, **tensors)
     patches, mode = torch.randn(B, SIDE * SIDE, C), torch.arange(B) % 2
-    nearest = prototypes.nearest(patches, mode)
-    energy = prototypes.energy(nearest, mode)
-    squares = prototypes.squares(nearest, mode, scale[mode].flatten(1))
-    torch.testing.assert_close(squares.sum(2), energy, rtol=1e-3, atol=1e-4)
+    nearest, squares = prototypes.nearest(prototypes.whiten(patches, mode), mode), prototypes.squares(patches, mode)
+    energy, some = squares.sum(2), torch.randint(SIDE * SIDE, (B, 4))
+    torch.testing.assert_close(prototypes.squares(at_positions(patches, some), mode, some), at_positions(squares, some))
     for i, j in enumerate(mode.tolist()):
         psi = (patches[i] - prototypes.center[j]) @ whitening[j].T
         distance = torch.cdist(psi, prototypes.mean[j, : 4 - 2 * j])
-        np.testing.assert_array_equal(nearest.number[i], distance.argmin(1))
+        np.testing.assert_array_equal(nearest[i], distance.argmin(1))
         expected = distance.min(1).values.square() / C / scale[j].flatten()
         torch.testing.assert_close(energy[i], expected, rtol=1e-3, atol=1e-4)
 
@@ -37,6 +45,7 @@ def test_top_positions_are_the_highest(share, number):
     energy = torch.rand(B, 30)
     found = top_positions(energy, share).sort().values
     np.testing.assert_array_equal(found, energy.argsort(1)[:, -number:].sort().values)
+    torch.testing.assert_close(mean_of_top(energy[..., None], share)[:, 0], energy.gather(1, found).mean(1))
 
 
 def test_scale_is_half_the_quantile_there_and_half_the_mean_quantile():

@@ -10,7 +10,9 @@ R, B, K, D = 2, 7, 3, 4
 @pytest.fixture
 def prototypes():
     share = (torch.rand(R, K) + 0.2).log().softmax(1)
-    return PrototypeMixture(torch.randn(R, K, D), share, torch.tensor([0.7, 1.6])).requires_grad_(False)
+    return PrototypeMixture(
+        mean=torch.randn(R, K, D), logit=share.log(), scale=torch.tensor([0.7, 1.6])
+    ).requires_grad_(False)
 
 
 def test_likelihood_posterior_and_residual_are_those_of_each_rounds_mixture(prototypes):
@@ -19,7 +21,7 @@ def test_likelihood_posterior_and_residual_are_those_of_each_rounds_mixture(prot
     for r, (mean, share, scale) in enumerate(zip(prototypes.mean, prototypes.share, prototypes.scale, strict=True)):
         components = Independent(Normal(mean, scale.expand_as(mean)), 1)
         mixture = MixtureSameFamily(Categorical(share), components)
-        torch.testing.assert_close(prototypes.nll(squared, D)[r], -mixture.log_prob(x[r]), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(prototypes.nll(squared)[r], -mixture.log_prob(x[r]), rtol=1e-4, atol=1e-4)
         likelihood = components.log_prob(x[r, :, None]).exp()
         for power in (1.0, 0.3, 0.0):
             joint = share * likelihood**power

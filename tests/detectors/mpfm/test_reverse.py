@@ -41,7 +41,10 @@ def test_a_step_in_the_wrong_direction_is_an_error(t, r):
 @pytest.mark.parametrize("steps", [1, 4])
 def test_sampled_normals_have_the_places_and_spreads_of_the_groups(steps):
     center, gain = torch.tensor([[[9.0, 0.0], [-9.0, 5.0]]]), torch.tensor([[0.5, 2.0]])
-    flow = Flow(CoupledVelocity(center, gain), PrototypeMixture(center, torch.tensor([[0.3, 0.7]]), torch.ones(1)))
+    flow = Flow(
+        CoupledVelocity(center, gain),
+        PrototypeMixture(mean=center, logit=torch.tensor([[0.3, 0.7]]).log(), scale=torch.ones(1)),
+    )
     with torch.no_grad():
         (sample,) = sample_normals(flow, 20_000, steps, torch.Generator().manual_seed(0))
     for k, share in enumerate((0.3, 0.7)):
@@ -54,12 +57,14 @@ def test_sampled_normals_have_the_places_and_spreads_of_the_groups(steps):
 def test_the_printed_chain_ends_where_its_velocity_aims():
     targets, n_steps = torch.tensor([[3.0, 0.0], [-3.0, 1.0]]), 20
 
-    class Aimed:
-        def components(self, x_t, t, p):
+    class Aimed(torch.nn.Module):
+        def components(self, x_t, t):
             log_weight = torch.tensor([0.25, 0.75]).log().expand(*x_t.shape[:2], -1)
             return Velocity(log_weight, (x_t[:, :, None] - targets) / t[..., None])
 
-    prototypes = PrototypeMixture(torch.tensor([[[1.0, 5.0], [2.0, -4.0]]]), torch.full((1, 2), 0.5), torch.ones(1))
+    prototypes = PrototypeMixture(
+        mean=torch.tensor([[[1.0, 5.0], [2.0, -4.0]]]), logit=torch.zeros(1, 2), scale=torch.ones(1)
+    )
     (sample,) = sample_normals(Flow(Aimed(), prototypes), 4000, n_steps, torch.Generator().manual_seed(0))
     distance = torch.cdist(sample, targets)
     assert distance.min(1).values.square().mean() == pytest.approx(2 / n_steps**2, rel=0.1)  # s_x = t, two axes

@@ -31,7 +31,7 @@ def fitted(anomalies, modes, n_modes=1, n_known=None, **named):
 
 def scaled(weight):
     """Weights of one norm."""
-    return WEIGHT_NORM * weight / np.linalg.norm([weight[list(own)].sum() for own in MEMBERS])
+    return WEIGHT_NORM * weight / np.linalg.norm([weight[own].sum() for own in MEMBERS])
 
 
 @pytest.mark.parametrize("n_known", [0, 1])
@@ -103,5 +103,5 @@ def test_backbones_share_one_norm_and_the_better_one_counts_more():
     normals, anomalies = [surprises(200, seed) for seed in (0, 1)], [surprises(10, seed) for seed in (2, 3)]
     anomalies[1] += 5
     first, second = fit_weights(normals, anomalies, [known([0] * 10)] * 2, [1, 1], 10)
-    parts = torch.stack([torch.stack([w[list(own)].sum() for own in MEMBERS]) for w in (first, second)])
+    parts = torch.stack([torch.stack([w[own].sum() for own in MEMBERS]) for w in (first, second)])
     assert second.sum() > first.sum() and float(parts.norm()) == pytest.approx(WEIGHT_NORM, rel=1e-4)

@@ -10,8 +10,7 @@ FORMS = [name for name in RepairParameters.model_fields if name not in ("fusion"
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        *(({name: 7}, {"prototypes"}) for name in PrototypeParameters.model_fields),
-        ({"top_share": 0.7}, {"prototypes"}),
+        *(({name: 0.7 if name == "top_share" else 7}, {"prototypes"}) for name in PrototypeParameters.model_fields),
         *((changes, {"training"}) for changes in TRAINED),
         *(({name: "printed"}, {"training"}) for name in FORMS),
         ({"transport_start": "printed", "coupling": "printed"}, {"prototypes", "training"}),
@@ -19,22 +18,17 @@ FORMS = [name for name in RepairParameters.model_fields if name not in ("fusion"
     ],
     ids=lambda value: str(sorted(value)) if isinstance(value, set) else str(value),  # a set prints in any order
 )
-def test_each_parameter_belongs_to_the_pieces_that_it_decides(changes, expected):
-    pairs = zip(specify().pieces, specify(**changes).pieces, strict=True)
-    assert {one.name for one, changed in pairs if one.parameters != changed.parameters} == expected
+def test_each_parameter_belongs_to_the_stages_that_it_decides(changes, expected):
+    changed = specify(**changes)
+    assert {name for name, fit in specify().items() if fit != changed[name]} == expected
 
 
 def test_no_parameter_is_forgotten_and_rows_share_what_they_have_in_common():
-    given = set().union(*(piece.parameters for piece in specify().pieces))
+    given = set().union(*(parameters for _, parameters in specify().values()))
     assert all(set(group.model_fields) <= given for group in GROUPS.values())
-    configured, at_step_0, untrained = specify().pieces, specify(step_0=True).pieces, specify(trained=False).pieces
-    assert configured[:2] == at_step_0[:2] and configured[2] != at_step_0[2] and configured[0] == untrained[0]
-
-
-def test_pieces_that_learn_from_anomalies_say_so():
-    assert [piece.supervised for piece in specify().pieces] == [False, True, True]
-    assert not any(piece.supervised for piece in specify(trained=False).pieces)
-    assert specify().budget == "8 steps of 18" and specify(trained=False).budget == "closed form"
+    configured, at_step_0, untrained = specify(), specify(step_0=True), specify(trained=False)
+    assert {name for name, fit in configured.items() if fit != at_step_0[name]} == {"calibration"}
+    assert configured["prototypes"] == untrained["prototypes"] and "training" not in untrained
 
 
 def test_a_transport_without_a_start_cannot_be_coupled():

@@ -4,36 +4,37 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import permutations
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from sklearn.cluster import KMeans
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.optim import lr_scheduler
 
 from mpfm_kedro.backbones.rows import FeatureRows
-from mpfm_kedro.detectors.base import Context, TrainingData
-from mpfm_kedro.detectors.baselines.devnet import deviation_loss
+from mpfm_kedro.detectors.base import TrainingData
+from mpfm_kedro.detectors.baselines.devnet import DevNet
 from mpfm_kedro.detectors.baselines.gradient_training import (
     MAX_GRADIENT,
-    N_ANOMALIES,
-    N_NORMALS,
-    WEIGHT_DECAY,
-    NetworkDetector,
+    NORMAL,
+    PSEUDO,
+    SEEN,
     TopPositions,
-    check_groups,
+    batch_groups,
 )
 from mpfm_kedro.detectors.inputs import StandardisedInput, TrainingInput
 
 CLUSTERS = 3
 STEPS_PER_EPOCH = 20
-LEARNING_RATE = 1e-2
 INNER_STEPS, INNER_RATE = 3, 0.01
 REMEMBERED = 5
 HIDDEN = 8
+
+Parameters = dict[str, Tensor]
 
 
 class Groups(NamedTuple):
@@ -44,47 +45,37 @@ class Groups(NamedTuple):
     anomalies: Tensor
 
     def draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """A batch of 48 with replacement: positions (48,) and which shall deviate (48,).
-
-        16 normals, 16 pseudo-anomalies of them (32 normals where there are none) and 16 known anomalies.
-        """
-        n_pseudo = N_NORMALS // 2 if len(self.pseudo) else 0
-        sizes = (N_NORMALS - n_pseudo, n_pseudo, N_ANOMALIES)
-        drawn = [
-            group[torch.randint(len(group), (size,), generator=generator)]
-            for group, size in zip(self, sizes, strict=True)
-            if size
-        ]
-        return torch.cat(drawn), torch.arange(sum(sizes)) >= sizes[0]
+        """A batch with replacement: positions and groups (48,), 32 normals where there are no pseudo-anomalies."""
+        group, rows = batch_groups(len(self.pseudo) > 0), []
+        for members, kind in zip(self, (NORMAL, PSEUDO, SEEN), strict=True):
+            if size := int((group == kind).sum()):
+                rows.append(members[torch.randint(len(members), (size,), generator=generator)])
+        return torch.cat(rows), group
 
 
-class Subset(NamedTuple):
-    """One anomaly distribution: a detector adapts to the support and is judged on the query."""
-
-    support: Groups
-    query: Groups
+Subset = tuple[Groups, Groups]  # one anomaly distribution: a detector adapts to the support, then sees the query
 
 
 def heterogeneous_subsets(data: TrainingData, cluster: np.ndarray, rng: np.random.Generator) -> list[Subset]:
     """One subset per ordered pair of clusters (n,) of the normals, in support and in query, and one of all normals.
 
     Half of the known anomalies, drawn anew for each subset, are in support, the others in query; a single one is in
-    both. Pseudo-anomalies go with their normal. Rows are numbered from normals through pseudo-anomalies to known
-    anomalies.
+    both. Pseudo-anomalies go with their normal. Rows are numbered from normals through known anomalies to
+    pseudo-anomalies.
     """
     pairs = [(cluster == a, cluster == b) for a, b in permutations(range(cluster.max() + 1), 2)]
     everything = np.ones(len(cluster), dtype=bool)
-    n_known, n_before = data.n_known, len(data.normals) + len(data.pseudo)
+    n_normals, n_known = len(data.normals), data.n_known
     subsets = []
-    for support, query in [*pairs, (everything, everything)]:
+    for chosen in [*pairs, (everything, everything)]:
         order = rng.permutation(n_known)
-        halves = (order[: (n_known + 1) // 2], order[n_known // 2 :] if n_known == 1 else order[(n_known + 1) // 2 :])
-        parts = []
-        for chosen, known in zip((support, query), halves, strict=True):
-            pseudo = len(data.normals) + np.flatnonzero(chosen[data.pseudo.source])
-            seen = n_before + np.flatnonzero(np.isin(data.anomalies.source, known))
-            parts.append(Groups(*(torch.from_numpy(rows) for rows in (np.flatnonzero(chosen), pseudo, seen))))
-        subsets.append(Subset(*parts))
+        halves = (order, order) if n_known == 1 else np.array_split(order, 2)
+        sides = []
+        for normals, known in zip(chosen, halves, strict=True):
+            seen = n_normals + np.flatnonzero(np.isin(data.anomalies.source, known))
+            pseudo = n_normals + len(data.anomalies) + np.flatnonzero(normals[data.pseudo.source])
+            sides.append(Groups(*map(torch.from_numpy, (np.flatnonzero(normals), pseudo, seen))))
+        subsets.append((sides[0], sides[1]))
     return subsets
 
 
@@ -108,14 +99,14 @@ class Importance(nn.Module):
 
     def observe(self, losses: Tensor) -> None:
         """Learn from the loss of each subset's detector on each subset's query, (subsets, subsets), and keep it."""
-        own = losses.diagonal()
-        others = (losses.sum(1) - own) / max(len(losses) - 1, 1)
+        on_own = losses.diagonal()
+        on_others = (losses.sum(1) - on_own) / max(len(losses) - 1, 1)
         if len(self.history) == REMEMBERED:
-            error = (self(torch.stack(list(self.history), dim=1)) - others).square().mean()
+            error = (self(torch.stack(list(self.history), dim=1)) - on_others).square().mean()
             self.optimiser.zero_grad()
             error.backward()
             self.optimiser.step()
-        self.history.append(torch.stack([own, others], dim=1))
+        self.history.append(torch.stack([on_own, on_others], dim=1))
 
     @torch.no_grad()
     def weights(self, number: int) -> Tensor:
@@ -125,69 +116,7 @@ class Importance(nn.Module):
         return (-self(torch.stack(list(self.history), dim=1))).softmax(0)
 
 
-class Adaptation:
-    """What is learned of θ: adapting it to a support, and judging what was adapted on queries.
-
-    Args:
-        network: θ.
-        inputs: maps of all training rows.
-        subsets: the anomaly distributions.
-        generator: of all draws.
-    """
-
-    def __init__(
-        self, network: TopPositions, inputs: TrainingInput, subsets: Sequence[Subset], generator: torch.Generator
-    ) -> None:
-        self.network = network
-        self.inputs = inputs
-        self.subsets = subsets
-        self.generator = generator
-        channels, device = network.linear.in_features, network.linear.weight.device
-        self._all_adapted = TopPositions(channels, len(subsets)).to(device)
-
-    def gradients(self, subset: Subset) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """L(query; φ) and its gradient by φ."""
-        adapted = self._adapt(subset.support)
-        loss = self._loss(adapted, *self._batch(subset.query))
-        return loss.detach(), torch.autograd.grad(loss, list(adapted.values()))
-
-    def judge(self) -> Tensor:
-        """The loss of each subset's detector on a batch of each subset's query, (subsets, subsets)."""
-        adapted = [self._adapt(subset.support) for subset in self.subsets]
-        parameters = {name: torch.cat([each[name] for each in adapted]).detach() for name in adapted[0]}
-        columns = []
-        for subset in self.subsets:
-            maps, abnormal = self._batch(subset.query)
-            with torch.no_grad():
-                scores = functional_call(self._all_adapted, parameters, (maps,))
-            columns.append(torch.stack([deviation_loss(each, abnormal, self.generator) for each in scores.unbind(1)]))
-        return torch.stack(columns, dim=1).cpu()
-
-    def _batch(self, groups: Groups) -> tuple[Tensor, Tensor]:
-        index, abnormal = groups.draw(self.generator)
-        maps = self.inputs.batch(index)
-        return maps, abnormal.to(maps.device)
-
-    def _adapt(self, support: Groups) -> dict[str, Tensor]:
-        """φ: the parameters after a few steps on one batch of the support."""
-        parameters = {name: value.detach().requires_grad_() for name, value in self.network.named_parameters()}
-        maps, abnormal = self._batch(support)
-        for _ in range(INNER_STEPS):
-            loss = self._loss(parameters, maps, abnormal)
-            gradients = torch.autograd.grad(loss, list(parameters.values()))
-            norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
-            rate = INNER_RATE * (MAX_GRADIENT / norm).clamp_max(1)
-            parameters = {
-                name: (value - rate * gradient).detach().requires_grad_()
-                for (name, value), gradient in zip(parameters.items(), gradients, strict=True)
-            }
-        return parameters
-
-    def _loss(self, parameters: dict[str, Tensor], maps: Tensor, abnormal: Tensor) -> Tensor:
-        return deviation_loss(functional_call(self.network, parameters, (maps,))[:, 0], abnormal, self.generator)
-
-
-class AHL(NetworkDetector):
+class AHL(DevNet):
     """Unified detector θ ← θ − η Σ_i w_i ∇L(query_i; φ_i), φ_i = θ after three steps on support_i.
 
     The base detector is DevNet's: top positions of a 1×1 convolution, deviation loss. Its loss is piecewise linear in
@@ -199,54 +128,72 @@ class AHL(NetworkDetector):
     name: ClassVar[str] = "AHL"
     differs: ClassVar[str] = "over DevNet alone, one subset per step, pseudo-anomalies by CutMix alone"
     budget: ClassVar[str] = "{steps} steps of 48, each after 3 inner steps of 48"
+    uses_pseudo: ClassVar[bool] = True
+    learning_rate: ClassVar[float] = 1e-2
 
-    @classmethod
-    def network_like(cls, stored: Mapping[str, Tensor]) -> nn.Module:
-        """C channels."""
-        return TopPositions(stored["linear.weight"].shape[1])
+    def schedule(self, optimiser: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+        """A cosine over all steps."""
+        return lr_scheduler.CosineAnnealingLR(optimiser, self._epochs() * STEPS_PER_EPOCH)
 
-    def fit(self, data: TrainingData, seed: int, context: Context) -> Self:
-        """Cluster the normals, build the subsets, and learn over them."""
-        check_groups(self.name, data)
-        (inputs,) = self.training_inputs([data.normals, data.pseudo, data.anomalies], context)
+    def batch_losses(self, data: TrainingData, inputs: Sequence[TrainingInput], seed: int) -> Iterator[Tensor]:
+        """L(query_i; φ_i) of one subset i after the other."""
+        maps, generator = inputs[0], torch.Generator().manual_seed(seed)
         subsets = heterogeneous_subsets(data, _clusters(data.normals, seed), np.random.default_rng(seed))
-        generator = torch.Generator().manual_seed(seed)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            network = TopPositions(inputs.shape[-1]).to(context.device)
-            adaptation = Adaptation(network, inputs, subsets, generator)
-            importance = Importance()
-        self._network = network
-        self.losses = self._train(adaptation, importance)
-        return self
-
-    def _train(self, adaptation: Adaptation, importance: Importance) -> list[float]:
-        epochs = math.ceil(self.steps / STEPS_PER_EPOCH)
-        parameters, subsets = list(adaptation.network.parameters()), adaptation.subsets
-        optimiser = torch.optim.Adam(parameters, LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, epochs * STEPS_PER_EPOCH)
-        losses = []
-        for _ in range(epochs):
+        all_adapted = TopPositions(maps.shape[-1], len(subsets)).to(maps.device)
+        importance = Importance()
+        for _ in range(self._epochs()):
             weights = importance.weights(len(subsets))
-            drawn = torch.multinomial(weights, STEPS_PER_EPOCH, replacement=True, generator=adaptation.generator)
+            drawn = torch.multinomial(weights, STEPS_PER_EPOCH, replacement=True, generator=generator)
             for number in drawn.tolist():
-                loss, gradients = adaptation.gradients(subsets[number])
-                for parameter, gradient in zip(parameters, gradients, strict=True):
-                    parameter.grad = gradient
-                nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT)
-                optimiser.step()
-                schedule.step()
-                losses.append(loss)
-            importance.observe(adaptation.judge())
-        return [float(loss) for loss in losses]
+                support, query = subsets[number]
+                adapted = self._adapt(support, maps, generator)
+                yield self._loss_of(adapted, *_draw(query, maps, generator), generator)
+            importance.observe(self._judge(all_adapted, subsets, maps, generator))
 
-    def anomaly_score(self, output: Tensor) -> Tensor:
-        """(B, 1) → (B,)."""
-        return output[:, 0]
+    def _epochs(self) -> int:
+        return math.ceil(self.steps / STEPS_PER_EPOCH)
+
+    def _adapt(self, support: Groups, maps: TrainingInput, generator: torch.Generator) -> Parameters:
+        """φ: the parameters after a few steps on one batch of the support; its derivative by θ is taken as 1."""
+        start = dict(self.network.named_parameters())
+        adapted = {name: value.detach().requires_grad_() for name, value in start.items()}
+        x, group = _draw(support, maps, generator)
+        for _ in range(INNER_STEPS):
+            gradients = torch.autograd.grad(self._loss_of(adapted, x, group, generator), list(adapted.values()))
+            norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+            rate = INNER_RATE * (MAX_GRADIENT / norm).clamp_max(1)
+            adapted = {
+                name: (value - rate * gradient).detach().requires_grad_()
+                for (name, value), gradient in zip(adapted.items(), gradients, strict=True)
+            }
+        return {name: adapted[name].detach() + (value - value.detach()) for name, value in start.items()}
+
+    def _loss_of(self, parameters: Parameters, x: Tensor, group: Tensor, generator: torch.Generator) -> Tensor:
+        return self.loss(functional_call(self.network, parameters, (x,)), group, generator)
+
+    @torch.no_grad()
+    def _judge(
+        self, all_adapted: TopPositions, subsets: Sequence[Subset], maps: TrainingInput, generator: torch.Generator
+    ) -> Tensor:
+        """The loss of each subset's detector on a batch of each subset's query, (subsets, subsets)."""
+        with torch.enable_grad():
+            adapted = [self._adapt(support, maps, generator) for support, _ in subsets]
+        parameters = {name: torch.cat([of_subset[name] for of_subset in adapted]) for name in adapted[0]}
+        columns = []
+        for _, query in subsets:
+            x, group = _draw(query, maps, generator)
+            scores = functional_call(all_adapted, parameters, (x,))
+            columns.append(torch.stack([self.loss(column, group, generator) for column in scores.split(1, dim=1)]))
+        return torch.stack(columns, dim=1).cpu()
+
+
+def _draw(groups: Groups, maps: TrainingInput, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A batch of standardised maps (48, H', W', C) and their groups (48,)."""
+    index, group = groups.draw(generator)
+    return maps.batch(index), group.to(maps.device)
 
 
 def _clusters(normals: FeatureRows, seed: int) -> np.ndarray:
     """The cluster of each normal by K-means on standardised pooled statistics, (n,)."""
-    z = torch.cat(list(StandardisedInput.fit("pooled", normals).batches(normals))).numpy()
-    distinct = len(np.unique(z, axis=0))
-    return KMeans(min(CLUSTERS, distinct), n_init=4, random_state=seed).fit_predict(z)
+    z = StandardisedInput.fit("pooled", normals).read(normals, slice(None)).numpy()
+    return KMeans(min(CLUSTERS, len(np.unique(z, axis=0))), n_init=4, random_state=seed).fit_predict(z)

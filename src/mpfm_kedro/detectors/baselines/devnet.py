@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from mpfm_kedro.detectors.baselines.gradient_training import NORMAL, GradientDetector, TopPositions
-from mpfm_kedro.detectors.inputs import TrainingInput
+from mpfm_kedro.detectors.baselines.gradient_training import NORMAL, GradientDetector, Inputs, TopPositions
 
 PRIOR_DRAWS = 5000
 MARGIN = 5.0
@@ -20,7 +18,7 @@ def deviation_loss(scores: Tensor, abnormal: Tensor, generator: torch.Generator)
 
     Args:
         scores: (B,).
-        abnormal: which of them shall deviate, (B,), bool.
+        abnormal: which of them should deviate, (B,), bool.
         generator: of the draws.
     """
     draws = torch.randn(PRIOR_DRAWS, generator=generator)
@@ -37,19 +35,10 @@ class DevNet(GradientDetector):
     name: ClassVar[str] = "DevNet"
     learning_rate: ClassVar[float] = 3e-2
 
-    def network(self, inputs: list[TrainingInput], n_normals: int) -> nn.Module:
+    def build(self, inputs: Inputs, n_normals: int) -> nn.Module:
         """One score per image."""
         return TopPositions(inputs[0].shape[-1])
-
-    @classmethod
-    def network_like(cls, stored: Mapping[str, Tensor]) -> nn.Module:
-        """C channels."""
-        return TopPositions(stored["linear.weight"].shape[1])
 
     def loss(self, output: Tensor, group: Tensor, generator: torch.Generator) -> Tensor:
         """Deviation loss of (B, 1)."""
         return deviation_loss(output[:, 0], group != NORMAL, generator)
-
-    def anomaly_score(self, output: Tensor) -> Tensor:
-        """(B, 1) → (B,)."""
-        return output[:, 0]

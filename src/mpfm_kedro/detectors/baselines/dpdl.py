@@ -8,16 +8,14 @@ from the normals' x to P_GM has the potential v(y) = Σ_k α_k N(y; r_k, S_k), S
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import ClassVar, NamedTuple, Self, cast
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from sklearn.cluster import KMeans
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, normalize, softplus
 
-from mpfm_kedro.detectors.baselines.gradient_training import NORMAL, GradientDetector, TopPositions
-from mpfm_kedro.detectors.inputs import TrainingInput
+from mpfm_kedro.detectors.baselines.gradient_training import NORMAL, GradientDetector, Inputs, TopPositions
 from mpfm_kedro.detectors.mpfm.modules import Logit
 
 DIMENSION = 128
@@ -61,13 +59,11 @@ class Bridge(nn.Module):
 class Prototypes(nn.Module):
     """P_GM with learnable means and shares; s stays as initialised."""
 
-    spread: Tensor
-
     def __init__(self, mean: Tensor, share: Tensor, spread: float) -> None:
         super().__init__()
         self.mean = nn.Parameter(mean.clone())
         self.logit = nn.Parameter(share.log())
-        self.register_buffer("spread", torch.tensor(spread))
+        self.spread = nn.Buffer(torch.tensor(spread))
 
     def standardised(self, y: Tensor) -> Tensor:
         """(y − μ_k) / s: (B, d) → (B, K, d)."""
@@ -85,71 +81,43 @@ class Prototypes(nn.Module):
         return self.mean.detach()[which.to(self.mean.device)] + self.spread * noise
 
 
-class LinearScore(nn.Module):
-    """A linear score that starts at zero."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(size, 1)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, size) → (B,)."""
-        return self.linear(x).squeeze(1)
-
-
 class Output(NamedTuple):
-    """Embeddings x (B, d), NLL at the end of the bridge (B,), and the four scores (B, 4): g, a, r and −n."""
+    """What the network makes of B images."""
 
-    embedding: Tensor
-    nll: Tensor
-    scores: Tensor
+    embedding: Tensor  # x (B, d)
+    nll: Tensor  # at the end of the bridge (B,)
+    scores: Tensor  # g, a, r and −n (B, 4)
 
 
 class PrototypeNetwork(nn.Module):
     """A linear map onto the hypersphere of radius √d, bridge, prototypes and four heads.
 
     g is the NLL at the end of the bridge, a the top positions of a 1×1 convolution on F, r a linear score of
-    (ψ − μ_{k*}) / s for the nearest prototype, n a linear score of normality on the pooled statistics.
+    (ψ − μ_{k*}) / s for the nearest prototype, n a linear score of normality on the pooled statistics. Prototypes
+    start as clusters of the embedded normals.
 
     Args:
-        projection: the linear map, from columns to d.
-        bridge: between embeddings and prototypes.
-        prototypes: P_GM.
-        global_score: of the NLL.
+        pooled: statistics of the normals (n, columns).
         channels: of F.
     """
 
-    def __init__(
-        self, projection: nn.Linear, bridge: Bridge, prototypes: Prototypes, global_score: Logit, channels: int
-    ) -> None:
-        super().__init__()
-        self.projection = projection
-        self.bridge = bridge
-        self.prototypes = prototypes
-        self.global_score = global_score
-        self.local_score = TopPositions(channels, absolute=False)
-        self.residual_score = LinearScore(DIMENSION)
-        self.normality = LinearScore(projection.in_features)
-
-    @classmethod
     @torch.no_grad()
-    def fit(cls, pooled: Tensor, channels: int) -> Self:
-        """Prototypes start as clusters of the embedded normals, pooled statistics (n, columns)."""
-        projection = nn.Linear(pooled.shape[1], DIMENSION)
-        x = on_sphere(projection(pooled))
+    def __init__(self, pooled: Tensor, channels: int) -> None:
+        super().__init__()
+        self.projection = nn.Linear(pooled.shape[1], DIMENSION)
+        x = on_sphere(self.projection(pooled))
         number = min(PROTOTYPES, len(torch.unique(x, dim=0)))
         clusters = KMeans(number, n_init=1, random_state=int(torch.randint(2**31, ()))).fit(x.numpy())
         mean = torch.from_numpy(clusters.cluster_centers_).float()
         share = torch.bincount(torch.from_numpy(clusters.labels_).long(), minlength=number).clamp_min(1) / len(x)
-        bridge = Bridge(mean, share)
-        end = bridge(x)
+        self.bridge = Bridge(mean, share)
+        end = self.bridge(x)
         spread = float((end[:, None] - mean).square().mean(2).amin(1).mean().sqrt())
-        prototypes = Prototypes(mean, share, max(spread, 1e-3))
-        nll = prototypes.nll(prototypes.standardised(end))
-        global_score = Logit(nll.mean()[None], nll.std(correction=0)[None])
-        return cls(projection, bridge, prototypes, global_score, channels)
+        self.prototypes = Prototypes(mean, share, max(spread, 1e-3))
+        nll = self.prototypes.nll(self.prototypes.standardised(end))
+        self.global_score = Logit(nll.mean()[None], nll.std(correction=0)[None])
+        self.local_score = TopPositions(channels, absolute=False)
+        self.residual_score, self.normality = zero_linear(DIMENSION), zero_linear(pooled.shape[1])
 
     def forward(self, pooled: Tensor, maps: Tensor) -> Output:
         """(B, columns) and (B, H', W', C) → embeddings and scores."""
@@ -158,13 +126,9 @@ class PrototypeNetwork(nn.Module):
         nll = self.prototypes.nll(offset)
         nearest = offset.square().sum(2).argmin(1)
         residual = offset[torch.arange(len(offset), device=offset.device), nearest]
-        scores = [
-            self.global_score(nll[None])[0],
-            self.local_score(maps)[:, 0],
-            self.residual_score(residual),
-            -self.normality(pooled),
-        ]
-        return Output(x, nll, torch.stack(scores, dim=1))
+        columns = self.local_score(maps), self.residual_score(residual), -self.normality(pooled)
+        scores = torch.stack([self.global_score(nll[None])[0], *(column[:, 0] for column in columns)], dim=1)
+        return Output(x, nll, scores)
 
     def bridge_loss(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """E log c(x) − E log v(y), per dimension."""
@@ -186,27 +150,15 @@ class DPDL(GradientDetector):
     uses_pseudo: ClassVar[bool] = True
     learning_rate: ClassVar[float] = 3e-2
 
-    def network(self, inputs: list[TrainingInput], n_normals: int) -> nn.Module:
+    def build(self, inputs: Inputs, n_normals: int) -> nn.Module:
         """Prototypes start as clusters of the normals."""
         pooled, maps = inputs
-        return PrototypeNetwork.fit(pooled[torch.arange(n_normals)].cpu().float(), maps.shape[-1])
-
-    @classmethod
-    def network_like(cls, stored: Mapping[str, Tensor]) -> nn.Module:
-        """K prototypes, columns of the projection and C channels."""
-        mean, share = torch.zeros_like(stored["prototypes.mean"]), torch.ones_like(stored["prototypes.logit"])
-        return PrototypeNetwork(
-            nn.Linear(stored["projection.weight"].shape[1], DIMENSION),
-            Bridge(mean, share),
-            Prototypes(mean, share, 1.0),
-            Logit(torch.zeros(1), torch.ones(1)),
-            stored["local_score.linear.weight"].shape[1],
-        )
+        return PrototypeNetwork(pooled[torch.arange(n_normals)].cpu().float(), maps.shape[-1])
 
     def loss(self, output: Output, group: Tensor, generator: torch.Generator) -> Tensor:
         """The sum of all terms."""
         normal = group == NORMAL
-        network = cast(PrototypeNetwork, self._network)
+        network = cast(PrototypeNetwork, self.network)
         nll = output.nll[normal].mean()
         margin = softplus(1 - (output.nll[~normal] - nll) / network.global_score.spread).mean()
         label = (~normal).float()[:, None].expand(-1, output.scores.shape[1])
@@ -217,6 +169,14 @@ class DPDL(GradientDetector):
     def anomaly_score(self, output: Output) -> Tensor:
         """g + a + r − n, (B,)."""
         return output.scores.sum(1)
+
+
+def zero_linear(size: int) -> nn.Linear:
+    """A linear score (B, size) → (B, 1) that starts at zero."""
+    layer = nn.Linear(size, 1)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 def on_sphere(projected: Tensor) -> Tensor:

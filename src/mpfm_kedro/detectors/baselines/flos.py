@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from mpfm_kedro.detectors.baselines.gradient_training import NORMAL, GradientDetector, TopPositions
-from mpfm_kedro.detectors.inputs import TrainingInput
+from mpfm_kedro.detectors.baselines.gradient_training import NORMAL, GradientDetector, Inputs, TopPositions
 
 FOCUS = 2.0
 
@@ -29,8 +27,8 @@ class TopPositionsLogit(nn.Module):
         self.offset = nn.Parameter(torch.zeros(()))
 
     def forward(self, maps: Tensor) -> Tensor:
-        """(B, H', W', C) → (B,)."""
-        return self.top(maps)[:, 0] + self.offset
+        """(B, H', W', C) → (B, 1)."""
+        return self.top(maps) + self.offset
 
 
 class FLOS(GradientDetector):
@@ -42,19 +40,10 @@ class FLOS(GradientDetector):
     name: ClassVar[str] = "FLOS"
     learning_rate: ClassVar[float] = 3e-2
 
-    def network(self, inputs: list[TrainingInput], n_normals: int) -> nn.Module:
+    def build(self, inputs: Inputs, n_normals: int) -> nn.Module:
         """One logit per image."""
         return TopPositionsLogit(inputs[0].shape[-1])
 
-    @classmethod
-    def network_like(cls, stored: Mapping[str, Tensor]) -> nn.Module:
-        """C channels."""
-        return TopPositionsLogit(stored["top.linear.weight"].shape[1])
-
     def loss(self, output: Tensor, group: Tensor, generator: torch.Generator) -> Tensor:
-        """Focal loss of (B,)."""
-        return focal_loss(output, group != NORMAL)
-
-    def anomaly_score(self, output: Tensor) -> Tensor:
-        """The logit itself."""
-        return output
+        """Focal loss of (B, 1)."""
+        return focal_loss(output[:, 0], group != NORMAL)

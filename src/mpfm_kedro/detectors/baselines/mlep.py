@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from mpfm_kedro.detectors.baselines.gradient_training import NORMAL, GradientDetector
-from mpfm_kedro.detectors.inputs import TrainingInput
+from mpfm_kedro.detectors.baselines.gradient_training import NORMAL, GradientDetector, Inputs
 
 HIDDEN = 256
 EMBEDDED = 64
 MARGIN = 1.0
-
-
-class Embedded(NamedTuple):
-    """Embeddings (B, 64) and the logits predicted from them (B,)."""
-
-    embedding: Tensor
-    logit: Tensor
 
 
 class EmbeddedPrediction(nn.Module):
@@ -31,10 +22,10 @@ class EmbeddedPrediction(nn.Module):
         self.embed = nn.Sequential(nn.Linear(columns, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, EMBEDDED))
         self.predict = nn.Linear(EMBEDDED, 1)
 
-    def forward(self, pooled: Tensor) -> Embedded:
-        """(B, d) → embeddings and logits."""
+    def forward(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, d) → embeddings (B, 64) and logits (B,)."""
         embedding = self.embed(pooled)
-        return Embedded(embedding, self.predict(embedding)[:, 0])
+        return embedding, self.predict(embedding)[:, 0]
 
 
 def margin_loss(normals: Tensor, anomalies: Tensor) -> Tensor:
@@ -61,21 +52,16 @@ class MLEP(GradientDetector):
     learning_rate: ClassVar[float] = 1e-3
     reads: ClassVar[tuple[str, ...]] = ("pooled",)
 
-    def network(self, inputs: list[TrainingInput], n_normals: int) -> nn.Module:
+    def build(self, inputs: Inputs, n_normals: int) -> nn.Module:
         """Embedding and prediction."""
         return EmbeddedPrediction(inputs[0].shape[-1])
 
-    @classmethod
-    def network_like(cls, stored: Mapping[str, Tensor]) -> nn.Module:
-        """Columns of the first linear map."""
-        return EmbeddedPrediction(stored["embed.0.weight"].shape[1])
-
-    def loss(self, output: Embedded, group: Tensor, generator: torch.Generator) -> Tensor:
+    def loss(self, output: tuple[Tensor, Tensor], group: Tensor, generator: torch.Generator) -> Tensor:
         """Margin and prediction, weighted alike."""
-        normal = group == NORMAL
-        margin = margin_loss(output.embedding[normal], output.embedding[~normal])
-        return margin + nn.functional.binary_cross_entropy_with_logits(output.logit, (~normal).float())
+        (embedding, logit), normal = output, group == NORMAL
+        margin = margin_loss(embedding[normal], embedding[~normal])
+        return margin + nn.functional.binary_cross_entropy_with_logits(logit, (~normal).float())
 
-    def anomaly_score(self, output: Embedded) -> Tensor:
+    def anomaly_score(self, output: tuple[Tensor, Tensor]) -> Tensor:
         """The logit, (B,)."""
-        return output.logit
+        return output[1]

@@ -5,85 +5,87 @@ All read z, the pooled statistics standardised on the training normals, (n, d).
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
+from sklearn import linear_model
+from sklearn.covariance import empirical_covariance, ledoit_wolf, shrunk_covariance
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor, nn
+from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
 
-from mpfm_kedro.backbones.rows import FeatureRows
-from mpfm_kedro.detectors.base import Artefact, Context, Detector, Scores, TrainingData
-from mpfm_kedro.detectors.baselines.estimators import (
-    Estimator,
-    Gaussian,
-    LogisticModel,
-    ModeMixture,
-    Neighbours,
-    Standardiser,
-)
+from mpfm_kedro.detectors.base import Context, Detector, TrainingData
+from mpfm_kedro.detectors.inputs import StandardisedInput
 from mpfm_kedro.detectors.mpfm.modes import choose_partition
 from mpfm_kedro.detectors.mpfm.rounds import assign_folds
 from mpfm_kedro.detectors.mpfm.whitening import SHRINKAGES, Spectrum
-from mpfm_kedro.detectors.pieces import Piece
 
 MAX_MODES = 4
 MIN_MODE_SIZE = 50
 FOLDS = 5
+NEIGHBOURS = 5
+PENALTY = 1e-3  # C of the logistic regression
 
 
 class PooledDetector(Detector):
-    """A standardiser and an estimator on z.
+    """A standardiser and scores of z; what is learned is in buffers."""
 
-    Class attributes:
-        estimator_type: of the estimator.
-    """
+    supervised: ClassVar[bool] = False
+    random: ClassVar[bool] = False
+    reads: ClassVar[tuple[str, ...]] = ("pooled",)
 
-    estimator_type: ClassVar[type[Estimator]]
-
-    standardise: Standardiser
-    estimator: Estimator
+    standardise: StandardisedInput
 
     @abstractmethod
-    def estimate(self, normals: np.ndarray, known: np.ndarray, seed: int) -> Estimator:
+    def learn(self, normals: np.ndarray, known: np.ndarray, seed: int) -> None:
         """Learn from z of the normals (n, d) and of the original known anomalies (M, d)."""
+
+    @abstractmethod
+    def score(self, z: Tensor) -> Tensor:
+        """(B, d) → (B,)."""
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """(B, d) → (B,)."""
+        return self.score(self.standardise(pooled))
 
     def fit(self, data: TrainingData, seed: int, context: Context) -> Self:
         """Standardise on the normals, then learn."""
-        self.standardise = Standardiser.fit(data.normals.pooled)
-        normals, known = (self.standardise(rows.pooled) for rows in (data.normals, data.known))
-        self.estimator = self.estimate(normals, known, seed)
-        return self
+        scaler = StandardScaler().fit(data.normals.pooled)
+        center, spread = (torch.from_numpy(values).float() for values in (scaler.mean_, scaler.scale_))
+        self.standardise = StandardisedInput("pooled", center, spread)
+        normals, known = (
+            self.standardise(torch.from_numpy(rows.pooled)).numpy() for rows in (data.normals, data.known)
+        )
+        self.learn(normals, known, seed)
+        return self.to(context.device)
 
-    def score_samples(self, rows: FeatureRows) -> Scores:
-        """The estimator's scores."""
-        return Scores(self.estimator.scores(self.standardise(rows.pooled)))
-
-    def state(self) -> Artefact:
-        """All arrays."""
-        return Artefact(self.standardise.tensors("standardiser") | self.estimator.tensors("estimator"))
-
-    @classmethod
-    def restore(cls, state: Artefact, device: torch.device) -> Self:
-        """The inverse of ``state``; all is done on the CPU."""
-        detector = cls()
-        detector.standardise = Standardiser.restore(state.part("standardiser"))
-        detector.estimator = cls.estimator_type.restore(state.part("estimator"))
-        return detector
+    def keep(self, **learned: ArrayLike) -> None:
+        """Set what was learned as buffers."""
+        for name, values in learned.items():
+            setattr(self, name, nn.Buffer(torch.from_numpy(np.ascontiguousarray(values))))
 
 
 class Mahalanobis(PooledDetector):
-    """((z − m)ᵀ Σ^{-1} (z − m))^½ with the Ledoit-Wolf covariance Σ of all training normals."""
+    """((z − m)ᵀ Σ^{-1} (z − m))^½ with the Ledoit-Wolf covariance Σ = L Lᵀ of all training normals."""
 
     name: ClassVar[str] = "Mahalanobis"
-    supervised: ClassVar[bool] = False
-    random: ClassVar[bool] = False
     budget: ClassVar[str] = "closed form: Ledoit-Wolf covariance of the normals"
-    estimator_type: ClassVar[type[Estimator]] = Gaussian
 
-    def estimate(self, normals: np.ndarray, known: np.ndarray, seed: int) -> Gaussian:
-        """Mean and covariance of the normals."""
-        return Gaussian.fit(normals)
+    mean: Tensor  # m (d,)
+    cholesky: Tensor  # L (d, d)
+
+    def learn(self, normals: np.ndarray, known: np.ndarray, seed: int) -> None:
+        """Mean and covariance of the normals, in double precision."""
+        z = normals.astype(np.float64)
+        self.keep(mean=z.mean(0), cholesky=cholesky(ledoit_wolf(z)[0]))
+
+    def score(self, z: Tensor) -> Tensor:
+        """The distance ‖L^{-1} (z − m)‖."""
+        return torch.linalg.solve_triangular(self.cholesky, (z - self.mean).T, upper=False).norm(dim=0)
 
 
 class MixtureOfModes(PooledDetector):
@@ -94,36 +96,51 @@ class MixtureOfModes(PooledDetector):
     """
 
     name: ClassVar[str] = "mixture of modes"
-    supervised: ClassVar[bool] = False
     random: ClassVar[bool] = True
     budget: ClassVar[str] = "closed form: K-means partition, shrinkage by the likelihood of held-out normals"
-    estimator_type: ClassVar[type[Estimator]] = ModeMixture
 
-    def estimate(self, normals: np.ndarray, known: np.ndarray, seed: int) -> ModeMixture:
-        """Partition, shrinkage and covariances."""
+    share: Tensor  # ω (J,)
+    mean: Tensor  # m (J, d)
+    cholesky: Tensor  # L_j of Σ_j = L_j L_jᵀ, (J, d, d)
+
+    def learn(self, normals: np.ndarray, known: np.ndarray, seed: int) -> None:
+        """Partition, shrinkage and covariances, in double precision."""
         fold = assign_folds(len(normals), FOLDS, seed)
-        unseen = fold == 0
         label, _ = choose_partition(normals, fold, MAX_MODES, MIN_MODE_SIZE, seed)
-        n_modes = int(label.max()) + 1
-        likelihoods = log_likelihoods(spectra_of(normals[~unseen], label[~unseen], n_modes), normals[unseen])
-        shrinkage = choose_shrinkage([likelihoods], [label[unseen]], n_modes)
-        chosen = [int(np.abs(SHRINKAGES - own).argmin()) for own in shrinkage]
-        weight = np.bincount(label) / len(label)
-        return ModeMixture.of(np.log(weight), spectra_of(normals, label, n_modes), chosen)
+        members = [(normals[mode].astype(np.float64), fold[mode] == 0) for mode in _groups(label)]
+        factors = []
+        for z, held_out in members:
+            alpha = choose_shrinkage(z[~held_out], z[held_out] if held_out.any() else normals[fold == 0])
+            factors.append(cholesky(shrunk_covariance(empirical_covariance(z), alpha)))
+        self.keep(
+            share=np.bincount(label) / len(label),
+            mean=[z.mean(0) for z, _ in members],
+            cholesky=factors,
+        )
+
+    def score(self, z: Tensor) -> Tensor:
+        """The negative log-likelihood up to a constant."""
+        modes = MultivariateNormal(self.mean, scale_tril=self.cholesky, validate_args=False)
+        mixture = MixtureSameFamily(Categorical(self.share), modes, validate_args=False)
+        return -mixture.log_prob(z.double()) - z.shape[1] / 2 * math.log(2 * math.pi)
 
 
 class NearestNormals(PooledDetector):
     """Mean distance of z to the five nearest normals."""
 
     name: ClassVar[str] = "kNN-5"
-    supervised: ClassVar[bool] = False
-    random: ClassVar[bool] = False
     budget: ClassVar[str] = "nothing is fitted: all normals are kept"
-    estimator_type: ClassVar[type[Estimator]] = Neighbours
 
-    def estimate(self, normals: np.ndarray, known: np.ndarray, seed: int) -> Neighbours:
+    normals: Tensor  # (n, d)
+
+    def learn(self, normals: np.ndarray, known: np.ndarray, seed: int) -> None:
         """Keep the normals."""
-        return Neighbours(normals)
+        self.keep(normals=normals)
+
+    def score(self, z: Tensor) -> Tensor:
+        """The mean distance."""
+        distance = torch.cdist(z.double(), self.normals.double())
+        return distance.topk(min(NEIGHBOURS, len(self.normals)), largest=False).values.mean(1)
 
 
 class LogisticRegression(PooledDetector):
@@ -131,20 +148,28 @@ class LogisticRegression(PooledDetector):
 
     name: ClassVar[str] = "logistic regression"
     supervised: ClassVar[bool] = True
-    random: ClassVar[bool] = False
     budget: ClassVar[str] = "convex problem, solved to convergence (L-BFGS)"
-    estimator_type: ClassVar[type[Estimator]] = LogisticModel
 
-    def estimate(self, normals: np.ndarray, known: np.ndarray, seed: int) -> LogisticModel:
+    weight: Tensor  # w (1, d)
+    bias: Tensor  # b (1,)
+
+    def learn(self, normals: np.ndarray, known: np.ndarray, seed: int) -> None:
         """Minimise the penalised log-loss."""
-        return LogisticModel.fit(normals, known)
+        label = np.repeat([0, 1], [len(normals), len(known)])
+        model = linear_model.LogisticRegression(C=PENALTY, max_iter=2000)
+        model.fit(np.concatenate([normals, known]), label)
+        self.keep(weight=model.coef_, bias=model.intercept_)
+
+    def score(self, z: Tensor) -> Tensor:
+        """The logit."""
+        return nn.functional.linear(z, self.weight, self.bias)[:, 0]
 
 
-class LogisticRegressionAndMahalanobis(Detector):
+class LogisticRegressionAndMahalanobis(PooledDetector):
     """(logit − a) / b + (distance − a') / b': centre and spread from normals that the score was not fitted to.
 
     In-sample distances are far too small where there are fewer normals than dimensions, so each of the folds of the
-    normals is scored by fits to the other folds. The fit has two pieces; the first is that of Mahalanobis.
+    normals is scored by fits to the other folds.
     """
 
     name: ClassVar[str] = "logistic regression + Mahalanobis"
@@ -152,104 +177,45 @@ class LogisticRegressionAndMahalanobis(Detector):
     random: ClassVar[bool] = True
     budget: ClassVar[str] = "both parts solved as above, five more times for the standardisation"
 
-    _distance: Mahalanobis
-    _logit: LogisticModel
-    _standardise_parts: Standardiser
+    center: Tensor  # a and a', (2,)
+    spread: Tensor  # b and b', (2,)
 
-    def fit(self, data: TrainingData, seed: int, context: Context) -> Self:
+    def __init__(self, steps: int = 1000) -> None:
+        super().__init__(steps)
+        self.logit, self.distance = LogisticRegression(), Mahalanobis()
+
+    def learn(self, normals: np.ndarray, known: np.ndarray, seed: int) -> None:
         """Both parts on all normals, their centre and spread by cross-fitting."""
-        return self._fit_beside(Mahalanobis().fit(data, seed, context), data, seed)
+        fold, held_out = assign_folds(len(normals), FOLDS, seed), np.empty((len(normals), 2))
+        for excluded in _groups(fold):
+            self._learn_parts(normals[~excluded], known, seed)
+            held_out[excluded] = self._parts(torch.from_numpy(normals[excluded])).numpy()
+        self._learn_parts(normals, known, seed)
+        self.keep(center=held_out.mean(0), spread=held_out.std(0).clip(1e-12))
 
-    def _fit_beside(self, distance: Mahalanobis, data: TrainingData, seed: int) -> Self:
-        normals, known = (distance.standardise(rows.pooled) for rows in (data.normals, data.known))
-        fold, unseen = assign_folds(len(normals), FOLDS, seed), np.empty((len(normals), 2))
-        for number in range(int(fold.max()) + 1):
-            own = fold == number
-            logit, gaussian = LogisticModel.fit(normals[~own], known), Gaussian.fit(normals[~own])
-            unseen[own] = _parts(logit, gaussian, normals[own])
-        self._distance = distance
-        self._logit = LogisticModel.fit(normals, known)
-        self._standardise_parts = Standardiser(unseen.mean(0), np.maximum(unseen.std(0), 1e-12))
-        return self
-
-    def score_samples(self, rows: FeatureRows) -> Scores:
+    def score(self, z: Tensor) -> Tensor:
         """The standardised sum."""
-        parts = _parts(self._logit, self._distance.estimator, self._distance.standardise(rows.pooled))
-        return Scores(self._standardise_parts(parts).sum(1))
+        return ((self._parts(z) - self.center) / self.spread).sum(1)
 
-    def state(self) -> Artefact:
-        """Both pieces."""
-        distance = {f"distance.{name}": value for name, value in self._distance.state().tensors.items()}
-        return Artefact(self._own_state().tensors | distance)
+    def _learn_parts(self, normals: np.ndarray, known: np.ndarray, seed: int) -> None:
+        for part in (self.logit, self.distance):
+            part.learn(normals, known, seed)
 
-    def _own_state(self) -> Artefact:
-        return Artefact(self._logit.tensors("logit") | self._standardise_parts.tensors("parts"))
-
-    @classmethod
-    def restore(cls, state: Artefact, device: torch.device) -> Self:
-        """The inverse of ``state``."""
-        return cls._restore_beside(Mahalanobis.restore(Artefact(state.part("distance")), device), state)
-
-    @classmethod
-    def _restore_beside(cls, distance: Mahalanobis, own: Artefact) -> Self:
-        detector = cls()
-        detector._distance = distance
-        detector._logit = LogisticModel.restore(own.part("logit"))
-        detector._standardise_parts = Standardiser.restore(own.part("parts"))
-        return detector
-
-    @classmethod
-    def pieces(cls, steps: int) -> tuple[Piece, ...]:
-        """Mahalanobis' piece, shared with its trials, and classifier, centre and spread."""
-        return (*Mahalanobis.pieces(steps), *super().pieces(steps))
-
-    @classmethod
-    def fit_piece(
-        cls,
-        data: TrainingData,
-        earlier: Mapping[str, Artefact],
-        parameters: Mapping[str, Any],
-        seed: int,
-        context: Context,
-    ) -> Artefact:
-        """Fit the second piece; the first is one of ``earlier``."""
-        (distance,) = (Mahalanobis.restore(earlier[piece.name], context.device) for piece in Mahalanobis.pieces(0))
-        return cls()._fit_beside(distance, data, seed)._own_state()
-
-    @classmethod
-    def load(cls, pieces: Mapping[str, Artefact], device: torch.device) -> Self:
-        """The fitted detector from both pieces."""
-        distance, own = (pieces[piece.name] for piece in cls.pieces(0))
-        return cls._restore_beside(Mahalanobis.restore(distance, device), own)
+    def _parts(self, z: Tensor) -> Tensor:
+        """Logit and distance: (B, d) → (B, 2)."""
+        return torch.stack([self.logit.score(z).double(), self.distance.score(z)], dim=1)
 
 
-def _parts(logit: Estimator, distance: Estimator, z: np.ndarray) -> np.ndarray:
-    """Logit and distance: (n, d) → (n, 2)."""
-    return np.stack([logit.scores(z), distance.scores(z)], axis=1)
+def choose_shrinkage(z: np.ndarray, held_out: np.ndarray) -> float:
+    """The shrinkage of the covariance of z (n, d) that held-out normals of the same mode (m, d) find most likely."""
+    return float(SHRINKAGES[Spectrum.of(z).log_likelihoods(held_out).mean(0).argmax()])
 
 
-def choose_shrinkage(likelihoods: list[np.ndarray], labels: list[np.ndarray], n_modes: int) -> np.ndarray:
-    """The shrinkage of each mode (J,) that held-out normals of the mode find most likely.
-
-    Args:
-        likelihoods: of each fold's held-out normals under each mode and shrinkage, (n_f, J, shrinkages).
-        labels: their modes (n_f,).
-        n_modes: J.
-    """
-    table, label = np.concatenate(likelihoods), np.concatenate(labels)
-    chosen = []
-    for j in range(n_modes):
-        own = label == j if (label == j).any() else np.ones(len(label), dtype=bool)
-        chosen.append(SHRINKAGES[table[own, j].mean(0).argmax()])
-    return np.array(chosen)
+def cholesky(covariance: np.ndarray) -> np.ndarray:
+    """L of Σ = L Lᵀ, (d, d); identical normals have no covariance, so it is raised a little."""
+    return np.linalg.cholesky(covariance + 1e-9 * np.eye(len(covariance)))
 
 
-def spectra_of(z: np.ndarray, labels: np.ndarray, n_modes: int) -> list[Spectrum]:
-    """The spectrum of each mode; of all normals where a mode has fewer than two."""
-    groups = [z[labels == j] for j in range(n_modes)]
-    return [Spectrum.of(group if len(group) > 1 else z) for group in groups]
-
-
-def log_likelihoods(spectra: list[Spectrum], z: np.ndarray) -> np.ndarray:
-    """log N(z; m_j, Σ_j) of each mode at each shrinkage, (n, d) → (n, J, shrinkages)."""
-    return np.stack([spectrum.log_likelihoods(z) for spectrum in spectra], axis=1)
+def _groups(label: np.ndarray) -> list[np.ndarray]:
+    """The members of each group, (n,) each, bool."""
+    return [label == number for number in range(int(label.max()) + 1)]

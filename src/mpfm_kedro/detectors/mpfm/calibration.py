@@ -12,51 +12,51 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from mpfm_kedro.detectors.mpfm.patches import of_mode
+from mpfm_kedro.detectors.mpfm.tensors import TensorModule
 
 SCORES = ("g0", "g", "a", "r0", "r", "n")  # g0, r0: at step 0
 PARTS = ("g", "a", "r", "n")
-MEMBERS = ((0, 1), (2,), (3, 4), (5,))  # the scores that make each part
+MEMBERS = ([0, 1], [2], [3, 4], [5])  # the scores that make each part
 SIGNS = torch.tensor([1.0, 1.0, 1.0, -1.0])  # S_n is a normality
 MIN_NORMALS_OF_A_MODE = 8
 GROUP_PRIOR = 10.0  # κ: normals that a group is drawn to all normals
 TAIL = 0.9  # quantile beyond which the tail is exponential
-LEVELS = torch.linspace(0, TAIL, 10)
+QUANTILES = torch.linspace(0, TAIL, 10)
 FAR = 10.0  # nats
 TAIL_PRIOR = 5.0  # normals that the tail is drawn to the slope of the bulk
 
 
-class Calibration(nn.Module):
-    """Scores in nats of surprise, and their weights.
+class PlainSum(TensorModule):
+    """The printed form: S_g + S_a + S_r − S_n of the trained modules' outputs, as far as they are counted."""
 
-    Args:
-        center: of each of S scores in each mode (S, J).
-        spread: (S, J).
-        group_mean: m (S, K).
-        group_variance: v (S, K).
-        knot: where the slope of t changes (S, Q).
-        bend: by how much (S, Q).
-        weight: (S, J), not negative.
-    """
+    weight: Tensor  # of each of S scores in each mode (S, J), or in all (S, 1)
 
-    def __init__(
-        self,
-        center: Tensor,
-        spread: Tensor,
-        group_mean: Tensor,
-        group_variance: Tensor,
-        knot: Tensor,
-        bend: Tensor,
-        weight: Tensor,
-    ) -> None:
-        super().__init__()
-        self.center = nn.Buffer(center)
-        self.spread = nn.Buffer(spread)
-        self.group_mean = nn.Buffer(group_mean)
-        self.group_variance = nn.Buffer(group_variance)
-        self.knot = nn.Buffer(knot)
-        self.bend = nn.Buffer(bend)
-        self.weight = nn.Buffer(weight)
+    def forward(self, scores: Tensor, p: Tensor, mode: Tensor) -> Tensor:
+        """What is added: the scores as they are, (B, …, S)."""
+        return scores
+
+    def contributions(self, t: Tensor, mode: Tensor) -> Tensor:
+        """What each part adds to the sum: (B, …, S) and modes (B,) → (B, …, 4)."""
+        added = t * _beside(of_mode(self.weight.T, mode), t)
+        return torch.stack([added[..., members].sum(-1) for members in MEMBERS], -1)
+
+    def parts(self, t: Tensor, mode: Tensor) -> Tensor:
+        """S_g, S_a, S_r, S_n as trained, (B, S) → (B, 4)."""
+        return t[:, [members[-1] for members in MEMBERS]] * SIGNS.to(t)
+
+
+class Calibration(PlainSum):
+    """Scores in nats of surprise, and their weights, which are not negative."""
+
+    center: Tensor  # of each of S scores in each mode (S, J)
+    spread: Tensor  # (S, J)
+    group_mean: Tensor  # m (S, K)
+    group_variance: Tensor  # v (S, K)
+    knot: Tensor  # where the slope of t changes (S, Q)
+    bend: Tensor  # by how much (S, Q)
 
     def forward(self, scores: Tensor, p: Tensor, mode: Tensor) -> Tensor:
         """t = −log p̂ of each score: (B, …, S), p (B, K) and modes (B,) → (B, …, S).
@@ -64,54 +64,21 @@ class Calibration(nn.Module):
         s' = (s − Σ_k p_k m_k) / √(Σ_k p_k v_k), then a line with bends: 0 for the least unusual normal, and straight
         beyond the 90 % quantile, which is an exponential tail (``surprise``).
         """
-        between = (1,) * (scores.dim() - 2)
-        center, spread = (table.T[mode].view(-1, *between, len(SCORES)) for table in (self.center, self.spread))
-        mean, variance = ((p @ table.T).view(-1, *between, len(SCORES)) for table in self._groups)
+        center, spread = (_beside(table.T[mode], scores) for table in (self.center, self.spread))
+        mean, variance = (_beside(p @ table.T, scores) for table in (self.group_mean, self.group_variance))
         standardised = ((scores - center) / spread - mean) / variance.sqrt()
         return surprise(standardised, self.knot, self.bend)
 
-    @property
-    def _groups(self) -> tuple[Tensor, Tensor]:
-        return self.group_mean, self.group_variance
-
-    def contributions(self, t: Tensor, mode: Tensor) -> Tensor:
-        """What each part adds to the sum: (B, …, S) and modes (B,) → (B, …, 4)."""
-        added = t * self.weight.T[mode].view(-1, *(1,) * (t.dim() - 2), len(SCORES))
-        return torch.stack([added[..., list(own)].sum(-1) for own in MEMBERS], -1)
-
     def parts(self, t: Tensor, mode: Tensor) -> Tensor:
         """S_g, S_a, S_r, S_n: (B, S) and modes (B,) → (B, 4); trained and step 0 in the proportion of their weights."""
-        weight = self.weight.T[mode]
-        found = []
-        for own in MEMBERS:
-            share = weight[:, list(own)] + 1e-9
-            found.append((t[:, list(own)] * share).sum(1) / share.sum(1))
-        return torch.stack(found, 1) * SIGNS.to(t)
+        weight = self.weight.T[mode] + 1e-9
+        parts = [(t * weight)[:, members].sum(1) / weight[:, members].sum(1) for members in MEMBERS]
+        return torch.stack(parts, 1) * SIGNS.to(t)
 
 
-class PlainSum(nn.Module):
-    """The printed form: S_g + S_a + S_r − S_n of the trained modules' outputs, as far as they are counted.
-
-    Args:
-        weight: 1 or 0 of each score (S, 1).
-    """
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Buffer(weight)
-
-    def forward(self, scores: Tensor, p: Tensor, mode: Tensor) -> Tensor:
-        """The scores as they are."""
-        return scores
-
-    def contributions(self, t: Tensor, mode: Tensor) -> Tensor:
-        """What each part adds to the sum: (B, …, S) → (B, …, 4)."""
-        added = t * self.weight[:, 0]
-        return torch.stack([added[..., list(own)].sum(-1) for own in MEMBERS], -1)
-
-    def parts(self, t: Tensor, mode: Tensor) -> Tensor:
-        """S_g, S_a, S_r, S_n as trained, (B, S) → (B, 4)."""
-        return t[:, [own[-1] for own in MEMBERS]] * SIGNS.to(t)
+def _beside(table: Tensor, scores: Tensor) -> Tensor:
+    """Values of images (B, S) in the shape of their scores (B, …, S)."""
+    return table.view(-1, *(1,) * (scores.dim() - 2), len(SCORES))
 
 
 @dataclass(frozen=True)
@@ -134,6 +101,11 @@ class Evidence:
         """Some of the images."""
         return Evidence(*(value[index] for value in vars(self).values()))
 
+    @classmethod
+    def joined(cls, evidence: Sequence[Evidence]) -> Evidence:
+        """All of some evidence."""
+        return cls(*(torch.cat(values) for values in zip(*(vars(one).values() for one in evidence), strict=True)))
+
 
 def calibrate(normals: Evidence, n_modes: int) -> tuple[Calibration, Tensor]:
     """The calibration by held-out normals, with weights of 1; and t of these normals themselves, (n, S).
@@ -146,23 +118,24 @@ def calibrate(normals: Evidence, n_modes: int) -> tuple[Calibration, Tensor]:
     mean = total / (size + GROUP_PRIOR)
     squares = normals.p[..., None] * (s[:, None] - mean).square()  # (n, K, S)
     variance = (squares.sum(0) + GROUP_PRIOR) / (size + GROUP_PRIOR)
-    own, others = normals.p[..., None], size - normals.p[..., None] + GROUP_PRIOR
-    mean_without = (total - own * s[:, None]) / others
+    p, others = normals.p[..., None], size - normals.p[..., None] + GROUP_PRIOR
+    mean_without = (total - p * s[:, None]) / others
     variance_without = (squares.sum(0) - squares + GROUP_PRIOR) / others
-    held_out = (s - (own * mean_without).sum(1)) / (own * variance_without).sum(1).sqrt()
+    held_out = (s - (p * mean_without).sum(1)) / (p * variance_without).sum(1).sqrt()
     knot, bend = fit_tails(held_out)
-    calibration = Calibration(center, spread, mean.T, variance.T, knot, bend, torch.ones_like(center))
+    tables = {"center": center, "spread": spread, "group_mean": mean.T, "group_variance": variance.T}
+    calibration = Calibration(**tables, knot=knot, bend=bend, weight=torch.ones_like(center))
     return calibration, surprise(held_out, knot, bend)
 
 
 def _mode_statistics(normals: Evidence, n_modes: int) -> tuple[Tensor, Tensor]:
     """Centre and spread (S, J) in each mode, where it has enough normals; else of all."""
-    center = normals.scores.mean(0)[:, None].repeat(1, n_modes)
-    spread = normals.scores.std(0, correction=0)[:, None].repeat(1, n_modes)
+    statistics = []
     for j in range(n_modes):
-        own = normals.scores[normals.mode == j]
-        if len(own) >= MIN_NORMALS_OF_A_MODE:
-            center[:, j], spread[:, j] = own.mean(0), own.std(0, correction=0)
+        of_mode = normals.scores[normals.mode == j]
+        scores = of_mode if len(of_mode) >= MIN_NORMALS_OF_A_MODE else normals.scores
+        statistics.append(torch.stack([scores.mean(0), scores.std(0, correction=0)]))
+    center, spread = torch.stack(statistics, 2)
     return center, torch.where(spread > 1e-9, spread, torch.ones_like(spread))
 
 
@@ -182,8 +155,9 @@ def fit_tails(scores: Tensor) -> tuple[Tensor, Tensor]:
     Between the quantiles t is linear. Beyond the last one it has the slope 1 / mean excess: an exponential tail. With
     few normals the excess is drawn to what the upper half of the bulk would have.
     """
-    knot = scores.quantile(LEVELS.to(scores), dim=0)
-    t = -(1 - LEVELS.to(scores)).log()[:, None]
+    quantiles = QUANTILES.to(scores)
+    knot = scores.quantile(quantiles, dim=0)
+    t = -(1 - quantiles).log()[:, None]
     slope = t.diff(dim=0) / knot.diff(dim=0).clamp_min(1e-3)
     excess = (scores - knot[-1]).clamp_min(0)
     above = (excess > 0).sum(0)
@@ -191,8 +165,3 @@ def fit_tails(scores: Tensor) -> tuple[Tensor, Tensor]:
     mean_excess = (excess.sum(0) + TAIL_PRIOR * bulk) / (above + TAIL_PRIOR)
     slope = torch.cat([slope, 1 / mean_excess.clamp_min(1e-3)[None]])
     return knot.T.contiguous(), slope.diff(dim=0, prepend=torch.zeros_like(slope[:1])).T.contiguous()
-
-
-def joined(evidence: Sequence[Evidence]) -> Evidence:
-    """All of some evidence."""
-    return Evidence(*(torch.cat(values) for values in zip(*(vars(each).values() for each in evidence), strict=True)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,10 +12,12 @@ from torch import Tensor, nn
 
 from mpfm_kedro.backbones.rows import IMAGES_IN_CACHE, FeatureRows
 from mpfm_kedro.detectors.base import Artefact, Scores
+from mpfm_kedro.detectors.mpfm.calibration import Calibration, PlainSum
+from mpfm_kedro.detectors.mpfm.closed_form import ClosedForm
 from mpfm_kedro.detectors.mpfm.model import MPFM, Inspection
+from mpfm_kedro.detectors.mpfm.modules import Modules
 from mpfm_kedro.detectors.mpfm.rounds import FINAL, Rounds
-from mpfm_kedro.detectors.mpfm.storage import unpack_calibration, unpack_closed_form, unpack_forms, unpack_modules
-from mpfm_kedro.detectors.pieces import piece_name
+from mpfm_kedro.detectors.mpfm.specification import stage_name
 
 
 class MPFMDetector(nn.Module):
@@ -45,34 +48,34 @@ class MPFMDetector(nn.Module):
 
         The maps of all backbones are added at the resolution of the first.
         """
-        found = [branch(*own) for branch, own in zip(self.branches, features, strict=True)]
-        if len(found) == 1:
-            return found[0]
-        maps = [own.positions[:, None] for own in found]
-        resized = [nn.functional.interpolate(own, maps[0].shape[2:], mode="bilinear") for own in maps]
-        return found[0]._replace(
-            score=torch.stack([own.score for own in found]).sum(0),
-            contributions=torch.stack([own.contributions for own in found]).sum(0),
-            positions=torch.stack(resized).sum(0)[:, 0],
+        predictions = [branch(*values) for branch, values in zip(self.branches, features, strict=True)]
+        first = predictions[0]
+        if len(predictions) == 1:
+            return first
+        size = first.positions.shape[1:]
+        maps = [nn.functional.interpolate(one.positions[:, None], size, mode="bilinear") for one in predictions]
+        return first._replace(
+            score=torch.stack([one.score for one in predictions]).sum(0),
+            contributions=torch.stack([one.contributions for one in predictions]).sum(0),
+            positions=torch.stack(maps).sum(0)[:, 0],
         )
 
     @torch.inference_mode()
     def inspect(self, rows: FeatureRows) -> Inspection:
-        """What is said of stored features, on the CPU."""
-        of_backbones = [rows.of_backbone(number) for number in range(len(self.branches))]
-        found = []
-        for part in of_backbones[0].slices(IMAGES_IN_CACHE):
-            pooled = [torch.from_numpy(own.pooled[part]).to(self.device) for own in of_backbones]
-            maps = [own.map_batch(part).to(self.device) for own in of_backbones]
-            found.append(self(list(zip(pooled, maps, strict=True))))
-        return Inspection(*(torch.cat(values).cpu() for values in zip(*found, strict=True)))
+        """Predictions for stored features, on the CPU."""
+        backbones = [rows.of_backbone(number) for number in range(len(self.branches))]
+        batches = []
+        for part in backbones[0].slices(IMAGES_IN_CACHE):
+            features = [(torch.from_numpy(own.pooled[part]), own.map_batch(part)) for own in backbones]
+            batches.append(self([(pooled.to(self.device), maps.to(self.device)) for pooled, maps in features]))
+        return Inspection(*(torch.cat(values).cpu() for values in zip(*batches, strict=True)))
 
     def score_samples(self, rows: FeatureRows) -> Scores:
         """The sum, the four scores and the mode of each sample."""
         if not len(rows):
             return Scores(np.empty(0), np.empty((0, 4)), np.empty(0, dtype=int))
-        found = self.inspect(rows)
-        return Scores(found.score.double().numpy(), found.parts.double().numpy(), found.mode.numpy())
+        prediction = self.inspect(rows)
+        return Scores(prediction.score.double().numpy(), prediction.parts.double().numpy(), prediction.mode.numpy())
 
     def position_scores(self, rows: FeatureRows) -> np.ndarray:
         """Where the score comes from: the local part of the sum at each position, (n, H', W')."""
@@ -81,7 +84,7 @@ class MPFMDetector(nn.Module):
 
 @dataclass(frozen=True)
 class FoldModel:
-    """A detector that was fitted without some images: what it says of them, the final one will say of new ones.
+    """A detector fitted without some images: its predictions for them are like those of the final one for new images.
 
     Args:
         detector: fitted without them.
@@ -96,7 +99,7 @@ class FoldModel:
 
 def load(pieces: Mapping[str, Artefact], device: torch.device) -> MPFMDetector:
     """The final detector from its pieces; without training it has learned from no anomaly."""
-    return _detector(pieces, None, device)
+    return _detector(pieces, FINAL, device)
 
 
 def load_fold_models(
@@ -111,47 +114,41 @@ def load_fold_models(
         device: where the detectors shall be.
     """
     rounds = Rounds.of_folds(pieces["prototypes"].tensors["fold"].numpy(), source, seed)
+    left_out = [[np.flatnonzero(~learns) for learns in table] for table in (rounds.normals, rounds.anomalies)]
     return [
-        FoldModel(
-            _detector(pieces, number, device),
-            np.flatnonzero(~rounds.normals[number]),
-            np.flatnonzero(~rounds.anomalies[number]),
-        )
+        FoldModel(_detector(pieces, number, device), left_out[0][number], left_out[1][number])
         for number in range(len(rounds) - 1)
     ]
 
 
 def keep_final(pieces: Mapping[str, Artefact]) -> dict[str, Artefact]:
     """The pieces with all that ``load`` reads and nothing else: no round of cross-fitting, no training image."""
-    kept = dict(pieces)
+    last = pieces["prototypes"].details["n_rounds"] - 1
+    of_last = re.compile(rf"standardiser\.|rounds\.{last}\.|\d+\.{last}\.")
+    kept = {}
     for name, piece in pieces.items():
         if name.startswith("training"):
-            own = {key: value[FINAL:].clone() for key, value in piece.tensors.items()}
+            tensors = {key: value[FINAL:].clone() for key, value in piece.tensors.items()}
         else:
-            last = piece.details["n_rounds"] - 1
-            of_prototypes = ("standardiser.", f"rounds.{last}.")
-            own = {
-                key: value
-                for key, value in piece.tensors.items()
-                if (key.startswith(of_prototypes) if name.startswith("prototypes") else key.split(".")[1] == str(last))
-            }
-        kept[name] = Artefact(own, piece.details)
+            tensors = {key: value for key, value in piece.tensors.items() if of_last.match(key)}
+        kept[name] = Artefact(tensors, piece.details)
     return kept
 
 
-def _detector(pieces: Mapping[str, Artefact], number: int | None, device: torch.device) -> MPFMDetector:
-    """The detector of one round, by default of the last."""
-    branches = []
-    for backbone in range(pieces["calibration"].details["n_backbones"]):
-        prototypes = pieces[piece_name("prototypes", backbone)]
-        training = pieces.get(piece_name("training", backbone))
+def _detector(pieces: Mapping[str, Artefact], number: int, device: torch.device) -> MPFMDetector:
+    """The detector of one round."""
+    calibrations, branches = pieces["calibration"], []
+    for backbone in range(calibrations.details["n_backbones"]):
+        prototypes = pieces[stage_name("prototypes", backbone)]
+        training = pieces.get(stage_name("training", backbone))
+        trained = Modules.restore(training.tensors, training.details).of_round(number) if training else None
+        calibration = calibrations.part(f"{backbone}.{number % calibrations.details['n_rounds']}")
         branches.append(
             MPFM(
-                unpack_closed_form(prototypes, number),
-                None if training is None else unpack_modules(training).of_round(FINAL if number is None else number),
-                unpack_calibration(pieces["calibration"], backbone, number),
+                ClosedForm.restore(prototypes, number),
+                trained,
+                Calibration(**calibration) if "knot" in calibration else PlainSum(**calibration),
                 prototypes.details["top_share"],
-                None if training is None else unpack_forms(training),
             )
         )
     return MPFMDetector(branches).eval().requires_grad_(False).to(device)

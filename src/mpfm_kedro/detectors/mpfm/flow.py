@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mpfm_kedro.detectors.mpfm.prototypes import PrototypeMixture
-from mpfm_kedro.detectors.mpfm.velocity import CoupledVelocity, NetworkVelocity, VelocityMixture
+from mpfm_kedro.detectors.mpfm.velocity import CoupledVelocity, NetworkVelocity
 
 
 class PathPoint(NamedTuple):
@@ -23,7 +23,7 @@ class Flow(nn.Module):
     """ψ and the prototypes that it leads to.
 
     Args:
-        velocity: the velocity mixture.
+        velocity: the velocity mixture q_θ.
         prototypes: P_GM.
         steps: Euler steps of ψ; one is exact at the start.
     """
@@ -36,32 +36,27 @@ class Flow(nn.Module):
         self.prototypes = prototypes
         self.steps = steps
 
-    @property
-    def q(self) -> VelocityMixture:
-        """The velocity mixture q_θ."""
-        return cast(VelocityMixture, self.velocity)
-
     def psi(self, x: Tensor, p: Tensor) -> Tensor:
         """ψ(x): Euler steps along the mean velocity, differentiable, (R, B, d) and (R, B, K) → (R, B, d)."""
         for step in range(self.steps):
             t = x.new_full((*x.shape[:2], 1), step / self.steps)
-            x = x + self.q.field(x, t, p) / self.steps
+            x = x + self.velocity.field(x, t, p) / self.steps
         return x
 
     def score(self, psi: Tensor) -> Tensor:
         """S_g = −log Σ_k π_k N(ψ; μ_k, s² I) / d, (R, B, d) → (R, B)."""
-        return self.prototypes.nll(self.prototypes.squared_distances(psi), psi.shape[2]) / psi.shape[2]
+        return self.prototypes.nll(self.prototypes.squared_distances(psi)) / psi.shape[2]
 
     def log_q(self, point: PathPoint, p: Tensor) -> Tensor:
         """log q_θ(u | x_t) / d, (R, B)."""
-        return self.q.log_prob(point.u, point.x_t, point.t, p) / point.u.shape[2]
+        return self.velocity.log_prob(point.u, point.x_t, point.t, p) / point.u.shape[2]
 
     def coupled_target(self, x: Tensor, p: Tensor, generator: torch.Generator) -> Tensor:
         """u = x_T − x with x_T = m_c + a_c (x − m_c) and the group c drawn from p, (R, B, d) → (R, B, d)."""
-        velocity = cast(CoupledVelocity, self.velocity)
+        assert isinstance(self.velocity, CoupledVelocity)
         group = torch.multinomial(p.flatten(0, 1).cpu(), 1, generator=generator).view(p.shape[:2]).to(x.device)
-        each = torch.arange(len(x), device=x.device)[:, None]
-        return (velocity.gain[each, group] - 1)[..., None] * (x - velocity.center[each, group])
+        number = torch.arange(len(x), device=x.device)[:, None]
+        return (self.velocity.gain[number, group] - 1)[..., None] * (x - self.velocity.center[number, group])
 
     def independent_target(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """The printed form: u = x_T − x with x_T ~ P_GM whatever x is, (R, B, d) → (R, B, d)."""

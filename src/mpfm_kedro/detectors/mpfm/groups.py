@@ -15,52 +15,38 @@ import torch
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
-from torch import Tensor, nn
+from torch import Tensor
 
 from mpfm_kedro.detectors.mpfm.modes import choose_partition
+from mpfm_kedro.detectors.mpfm.tensors import TensorModule, squared_distances
 
 logger = logging.getLogger(__name__)
 
 COMPONENTS = 64  # principal components
 NORMALS_PER_GROUP = 8
 SHARPNESS = 1.5  # β
-NO_SHARE = 1e-12  # of a group that a fold leaves without normals
+EMPTY_SHARE = 1e-12  # of a group that a fold leaves without normals
 
 
-class Groups(nn.Module):
+class Groups(TensorModule):
     """K groups and J modes in y = Pᵀ z, the principal components of standardised features.
 
     p_k(z) = softmax_k(log π_k − (β / p) ‖y − c_k‖² / (2 s₀²)): likelihoods per dimension, times β. They are the
     weights π_k(z_0) of the velocity mixture. A mode is a large, stable part of the normals: each has its own
     prototypes of patches and its own weights of the scores.
-
-    Args:
-        basis: P (d, p).
-        center: c (K, p).
-        share: π (K,).
-        variance: s₀², ().
-        mode_center: centres of the modes (J, p).
     """
 
-    def __init__(self, basis: Tensor, center: Tensor, share: Tensor, variance: Tensor, mode_center: Tensor) -> None:
-        super().__init__()
-        self.basis = nn.Buffer(basis)
-        self.center = nn.Buffer(center)
-        self.share = nn.Buffer(share)
-        self.variance = nn.Buffer(variance)
-        self.mode_center = nn.Buffer(mode_center)
+    basis: Tensor  # P (d, p)
+    center: Tensor  # c (K, p)
+    share: Tensor  # π (K,)
+    variance: Tensor  # s₀², ()
+    mode_center: Tensor  # (J, p)
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Group weights p_k(z) (B, K) and the mode (B,), that of the nearest centre, of z (B, d)."""
         y = z @ self.basis
         tempered = SHARPNESS / y.shape[1] * squared_distances(y, self.center) / (2 * self.variance)
         return (self.share.log() - tempered).softmax(1), squared_distances(y, self.mode_center).argmin(1)
-
-
-def squared_distances(x: Tensor, points: Tensor) -> Tensor:
-    """‖x − points_k‖²: (B, d) and (K, d) → (B, K)."""
-    squares = x.square().sum(1, keepdim=True) - 2 * x @ points.T + points.square().sum(1)
-    return squares.clamp_min(0)
 
 
 @dataclass(frozen=True)
@@ -97,38 +83,32 @@ class Partition:
         A group without any of them keeps next to no share; its centre is that of all.
         """
         y, group = self.y[kept], self.group[kept]
-        center, share = means_of(y, group, self.n_groups), np.bincount(group, minlength=self.n_groups) / len(y)
-        variance = np.square(y - center[group]).mean()
-        arrays = (
-            self.basis,
-            center,
-            np.maximum(share, NO_SHARE),
-            np.maximum(variance, 1e-12),
-            means_of(y, self.mode[kept], self.n_modes),
-        )
-        return Groups(*(torch.tensor(array, dtype=torch.float) for array in arrays))
+        center = means_of(y, group, self.n_groups)
+        arrays = {
+            "basis": self.basis,
+            "center": center,
+            "share": np.maximum(np.bincount(group, minlength=self.n_groups) / len(y), EMPTY_SHARE),
+            "variance": np.maximum(np.square(y - center[group]).mean(), 1e-12),
+            "mode_center": means_of(y, self.mode[kept], self.n_modes),
+        }
+        return Groups(**{name: torch.tensor(array, dtype=torch.float) for name, array in arrays.items()})
 
 
 def fit_partition(
     z: np.ndarray, fold: np.ndarray, n_groups: int, max_modes: int, min_mode_size: int, seed: int
 ) -> Partition:
     """K-means++ on the principal components of standardised normals (n, d) with folds (n,)."""
-    size = min(COMPONENTS, *z.shape)
-    basis = PCA(size, svd_solver="randomized", random_state=seed).fit(z).components_.T
+    basis = PCA(min(COMPONENTS, *z.shape), svd_solver="randomized", random_state=seed).fit(z).components_.T
     y = z @ basis
     allowed = max(1, len(z) // NORMALS_PER_GROUP)
     if n_groups > allowed:
         logger.info("%d groups are too many for %d normals: %d are used", n_groups, len(z), allowed)
     mode, tried = choose_partition(y, fold, max_modes, min_mode_size, seed)
-    return Partition(basis, y, cluster(y, min(n_groups, allowed), seed), mode, tried)
-
-
-def cluster(x: np.ndarray, number: int, seed: int) -> np.ndarray:
-    """Labels of K-means++, (n,); clusters that repeated images leave empty are dropped."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters
-        labels = KMeans(number, n_init=1, random_state=seed).fit_predict(x)
-    return np.unique(labels, return_inverse=True)[1]
+        label = KMeans(min(n_groups, allowed), n_init=1, random_state=seed).fit_predict(y)
+    group = np.unique(label, return_inverse=True)[1]  # repeated images leave clusters empty
+    return Partition(basis, y, group, mode, tried)
 
 
 def means_of(x: np.ndarray, label: np.ndarray, number: int) -> np.ndarray:

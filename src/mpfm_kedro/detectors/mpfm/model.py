@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from mpfm_kedro.detectors.mpfm.calibration import Calibration, PlainSum
-from mpfm_kedro.detectors.mpfm.closed_form import ClosedForm, Entered
-from mpfm_kedro.detectors.mpfm.objective import Forms, Modules
-from mpfm_kedro.detectors.mpfm.patches import to_patches, top_positions
+from mpfm_kedro.detectors.mpfm.closed_form import ClosedForm
+from mpfm_kedro.detectors.mpfm.modules import Modules
+from mpfm_kedro.detectors.mpfm.patches import mean_of_top, to_patches
 
 
 class Inspection(NamedTuple):
-    """What a detector says of B images.
+    """Predictions for B images.
 
     Args:
         score: S (B,), higher for anomalies.
@@ -33,13 +33,6 @@ class Inspection(NamedTuple):
     positions: Tensor
 
 
-class RawScores(NamedTuple):
-    """The six scores before calibration: of the image (B, S), and at each position (B, X, S), 0 where it has none."""
-
-    image: Tensor
-    positions: Tensor
-
-
 class MPFM(nn.Module):
     """Mixture Prototype Flow Matching on the features of one backbone.
 
@@ -48,7 +41,6 @@ class MPFM(nn.Module):
         trained: the flow and the four modules, R = 1; None where no anomaly is known.
         calibration: from scores to their sum; None before it is fitted.
         top_share: of the positions, averaged by M_r.
-        forms: of the objective that was trained, which decide what S_g and S_r are.
     """
 
     def __init__(
@@ -57,57 +49,61 @@ class MPFM(nn.Module):
         trained: Modules | None,
         calibration: Calibration | PlainSum | None,
         top_share: float,
-        forms: Forms | None = None,
     ) -> None:
         super().__init__()
         self.closed_form = closed_form
         self.trained = trained
         self.calibration = calibration
         self.top_share = top_share
-        self.image_residual = forms is not None and forms.residual
-        self.raw_likelihood = forms is not None and forms.likelihood
 
     def forward(self, pooled: Tensor, maps: Tensor) -> Inspection:
         """Pooled statistics (B, d) and maps (B, C, H', W') → scores and map."""
+        calibration = self.calibration
+        assert calibration is not None
         z = self.closed_form.standardiser.z(pooled)
-        entered = self.closed_form.enter(z)
-        raw = self.raw_scores(z, maps, entered)
-        assert self.calibration is not None
-        t = self.calibration(raw.image, entered.p, entered.mode)
-        contributions = self.calibration.contributions(t, entered.mode)
-        local = self.calibration.contributions(self.calibration(raw.positions, entered.p, entered.mode), entered.mode)
+        x, p, mode = self.closed_form.enter(z)
+        squares = self.closed_form.patches.squares(to_patches(maps), mode)
+        scores, learned = self.raw_scores(z, x, p, mean_of_top(squares, self.top_share), maps)
+        t = calibration(scores, p, mode)
+        contributions = calibration.contributions(t, mode)
+        at_positions = calibration(self._position_scores(squares, learned), p, mode)
         return Inspection(
             score=contributions.sum(1),
-            parts=self.calibration.parts(t, entered.mode),
+            parts=calibration.parts(t, mode),
             contributions=contributions,
-            mode=entered.mode,
-            group=entered.p.argmax(1),
-            positions=local[..., 1:3].sum(2).unflatten(1, maps.shape[2:]),
+            mode=mode,
+            group=p.argmax(1),
+            positions=calibration.contributions(at_positions, mode)[..., 1:3].sum(2).unflatten(1, maps.shape[2:]),
         )
 
-    def raw_scores(self, z: Tensor, maps: Tensor, entered: Entered) -> RawScores:
-        """The six scores of images that have entered, and those of their positions."""
-        (x, p, mode), closed_form, modules = entered, self.closed_form, self.trained
-        patches = closed_form.patches
-        nearest = patches.nearest(to_patches(maps), mode)
-        squares = patches.squares(nearest, mode, patches.of_mode(patches.scale, mode).flatten(1))
-        energy = squares.sum(2)
-        top = top_positions(energy, self.top_share)
-        g0, r0 = closed_form.score_of(x, p), energy.gather(1, top).mean(1)
-        nothing, nowhere = torch.zeros_like(g0), torch.zeros_like(energy)
-        g, a, r, n = g0, nothing, r0, nothing
-        learned, weighted = nowhere, energy
-        if modules is not None:
-            psi = modules.flow.psi(x[None], p[None])
-            nll = modules.flow.score(psi)
-            g = (nll * x.shape[1] if self.raw_likelihood else modules.m_g(nll))[0]
-            if self.image_residual:
-                r = modules.r_logit(modules.m_r(modules.image_squares(psi)))[0]
-            else:
-                weighted = modules.r_logit(modules.m_r(squares[None]))[0]
-                r = weighted.gather(1, top).mean(1)
-            a, learned = (each[0] for each in modules.m_a(closed_form.standardiser.patches(maps)))
-            n = -modules.m_n(z)[0]
-        image = torch.stack([g0, g, a, r0, r, n], 1)
-        positions = torch.stack([nowhere, nowhere, learned, energy, weighted, nowhere], 2)
-        return RawScores(image, positions)
+    def raw_scores(
+        self, z: Tensor, x: Tensor, p: Tensor, squares: Tensor, maps: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """The six scores before calibration (B, S), and what M_a says of each position (B, X), if it was trained.
+
+        Args:
+            z: standardised features (B, d).
+            x: as they enter the flow (B, d).
+            p: group weights (B, K).
+            squares: of the residuals of patches by channel, averaged over the top positions, (B, C).
+            maps: (B, C, H', W').
+        """
+        g0, r0 = self.closed_form.score_of(x, p), squares.sum(1)
+        if self.trained is None:
+            nothing = torch.zeros_like(g0)
+            return torch.stack([g0, g0, nothing, r0, r0, nothing], 1), None
+        modules = self.trained
+        psi = modules.flow.psi(x[None], p[None])
+        g = modules.score_g(modules.flow.prototypes.squared_distances(psi))[0]
+        r = modules.score_r(psi, squares[None])[0]
+        a, learned = modules.m_a(self.closed_form.standardiser.patches(maps))
+        return torch.stack([g0, g, a[0], r0, r, -modules.m_n(z)[0]], 1), learned[0]
+
+    def _position_scores(self, squares: Tensor, learned: Tensor | None) -> Tensor:
+        """The six scores at each position (B, X, S), 0 where a score has none, from squared residuals (B, X, C)."""
+        energy, modules = squares.sum(2), self.trained
+        nothing = torch.zeros_like(energy)
+        weighted = energy
+        if modules is not None and not modules.forms.residual:
+            weighted = modules.r_logit(modules.m_r(squares[None]))[0]
+        return torch.stack([nothing, nothing, nothing if learned is None else learned, energy, weighted, nothing], 2)

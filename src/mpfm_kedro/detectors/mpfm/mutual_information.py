@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from torch import Tensor
 
 
-class Information(NamedTuple):
-    """I(ψ; c) = H(c) − H(c|ψ), in nats, estimated on a batch, (R,) each."""
-
-    marginal_entropy: Tensor
-    conditional_entropy: Tensor
-
-    @property
-    def mutual(self) -> Tensor:
-        """I(ψ; c)."""
-        return self.marginal_entropy - self.conditional_entropy
+def entropy(p: Tensor) -> Tensor:
+    """−Σ p log p over the last axis."""
+    return -(p * p.clamp_min(1e-12).log()).sum(-1)
 
 
-def information(posterior: Tensor, weight: Tensor) -> Information:
-    """Entropies of the assignments p(c|ψ) (R, B, K), each counted by its weight (R, B), which sums to 1.
+def conditional_entropy(posterior: Tensor, weight: Tensor) -> Tensor:
+    """H(c|ψ) of assignments p(c|ψ) (R, B, K), each counted by its weight (R, B), which sums to 1: (R,)."""
+    return (weight * entropy(posterior)).sum(1)
 
-    H(c) is that of the batch marginal, which has a gradient.
-    """
-    marginal = (weight[..., None] * posterior).sum(1)
-    return Information(entropy(marginal), (weight * entropy(posterior)).sum(1))
+
+def information(posterior: Tensor, weight: Tensor) -> Tensor:
+    """I(ψ; c) = H(c) − H(c|ψ) in nats, (R,); H(c) is that of the batch marginal, which has a gradient."""
+    return entropy((weight[..., None] * posterior).sum(1)) - conditional_entropy(posterior, weight)
 
 
 def mim_loss(posterior: Tensor, weight: Tensor, share: Tensor, as_printed: bool = False) -> Tensor:
@@ -40,12 +32,6 @@ def mim_loss(posterior: Tensor, weight: Tensor, share: Tensor, as_printed: bool 
         share: π (R, K).
         as_printed: the printed form.
     """
-    estimate = information(posterior, weight)
     if as_printed:
-        return -estimate.conditional_entropy + entropy(share)
-    return -estimate.mutual
-
-
-def entropy(p: Tensor) -> Tensor:
-    """−Σ p log p over the last axis."""
-    return -(p * p.clamp_min(1e-12).log()).sum(-1)
+        return entropy(share) - conditional_entropy(posterior, weight)
+    return -information(posterior, weight)

@@ -7,7 +7,7 @@ for every group of normals that the same fits learn from.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ ROUNDING = 1e-5  # squared distances of equal points, against their squares, in 
 
 
 class SmoothedPatches:
-    """The smoothed patches of n images at X positions: kept where they fit in memory, else made again when needed.
+    """The smoothed patches of n images at X positions: cached where they fit in memory, else made again when needed.
 
     Args:
         rows: the images.
@@ -34,41 +34,40 @@ class SmoothedPatches:
     def __init__(self, rows: FeatureRows, device: torch.device, memory: int) -> None:
         channels, *self.map_shape = rows.maps.shape[1:]
         self.shape = len(rows), int(np.prod(self.map_shape)), channels
-        self.device, self._rows, self._kept = device, rows, None
+        self.device, self._rows, self._cached = device, rows, None
         if int(np.prod(self.shape)) * torch.float.itemsize <= memory:
-            kept = torch.empty(self.shape)
+            cached = torch.empty(self.shape)
             for part in rows.slices(IMAGES_IN_CACHE):
-                kept[part] = self._smoothed(part).cpu()
-            self._kept = kept
+                cached[part] = self._smoothed(part).cpu()
+            self._cached = cached
 
     def batches(self, images: np.ndarray) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Some of the images, in ascending order, in small batches: their numbers (B,) and patches (B, X, C)."""
         for part in self._rows.slices(IMAGES_IN_CACHE):
-            own = images[slice(*np.searchsorted(images, [part.start, part.stop]))]
-            if len(own):
-                batch = self._smoothed(part) if self._kept is None else self._kept[part]
-                whole = len(own) == len(batch)
-                yield own, (batch if whole else batch[own - part.start]).to(self.device)
+            chosen = images[slice(*np.searchsorted(images, [part.start, part.stop]))]
+            if len(chosen):
+                batch = self._smoothed(part) if self._cached is None else self._cached[part]
+                whole = len(chosen) == len(batch)
+                yield chosen, (batch if whole else batch[chosen - part.start]).to(self.device)
 
     def take(self, image: np.ndarray, position: np.ndarray) -> Tensor:
         """Some of the patches, by ascending image (m,) and position (m,): (m, C)."""
-        found = []
+        taken = []
         for images, batch in self.batches(np.unique(image)):
             inside = slice(*np.searchsorted(image, [images[0], images[-1] + 1]))
             row = np.searchsorted(images, image[inside])
-            found.append(batch[torch.from_numpy(row), torch.from_numpy(position[inside])])
-        return torch.cat(found)
+            taken.append(batch[torch.from_numpy(row), torch.from_numpy(position[inside])])
+        return torch.cat(taken)
 
     def _smoothed(self, part: slice) -> Tensor:
         """The patches of consecutive images, (B, X, C)."""
         return to_patches(self._rows.map_batch(part).to(self.device)).contiguous()
 
 
-@dataclass(frozen=True)
-class Moments:
+class Moments(NamedTuple):
     """Sums over patches of each of some groups: their number (…,), Σ v (…, C) and Σ v vᵀ (…, C, C), in fp64."""
 
-    count: Tensor
+    number: Tensor
     total: Tensor
     products: Tensor
 
@@ -76,25 +75,25 @@ class Moments:
     def of(cls, patches: SmoothedPatches, group: np.ndarray, n_groups: int) -> Moments:
         """Of the images with their groups (n,)."""
         channels = patches.shape[2]
-        count, total = torch.zeros(n_groups).double(), torch.zeros(n_groups, channels).double()
-        products = torch.zeros(n_groups, channels, channels).double()
+        shapes = (n_groups,), (n_groups, channels), (n_groups, channels, channels)
+        moments = cls(*(torch.zeros(shape, dtype=torch.double) for shape in shapes))
         for images, batch in patches.batches(np.arange(len(group))):
             of_batch = torch.from_numpy(group[images])
             for g in of_batch.unique().tolist():
-                own = batch[of_batch.to(batch.device) == g].flatten(0, 1)
-                count[g] += len(own)
-                total[g] += own.sum(0).double().cpu()
-                products[g] += (own.T @ own).double().cpu()
-        return cls(count, total, products)
+                v = batch[of_batch.to(batch.device) == g].flatten(0, 1)
+                moments.number[g] += len(v)
+                moments.total[g] += v.sum(0).double().cpu()
+                moments.products[g] += (v.T @ v).double().cpu()
+        return moments
 
     def whitening(self) -> tuple[Tensor, Tensor]:
         """Mean (J, C) and ((1 − α) Σ + α (tr Σ / C) I)^{-1/2} (J, C, C) of J groups; an empty one has those of all."""
-        empty = (self.count == 0).double()
-        count = self.count + empty * self.count.sum()
+        empty = (self.number == 0).double()
+        number = self.number + empty * self.number.sum()
         total = self.total + empty[:, None] * self.total.sum(0)
         products = self.products + empty[:, None, None] * self.products.sum(0)
-        mean = total / count[:, None]
-        covariance = products / count[:, None, None] - mean[:, :, None] * mean[:, None, :]
+        mean = total / number[:, None]
+        covariance = products / number[:, None, None] - mean[:, :, None] * mean[:, None, :]
         level = covariance.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-6)
         variance, basis = torch.linalg.eigh(covariance)
         shrunk = (1 - SHRINKAGE) * variance.clamp_min(0) + SHRINKAGE * level[:, None]
@@ -110,7 +109,7 @@ def fit_patch_prototypes(
 
     Args:
         patches: of n normals.
-        kept: which normals each fit learns from (S, n), bool.
+        kept: which normals each fit learns from (S, n), bool; the last one those that candidates are weighed by.
         mode: of the normals (n,).
         n_modes: J.
         n_prototypes: K, of all modes together.
@@ -119,60 +118,61 @@ def fit_patch_prototypes(
     patterns, group = np.unique(kept, axis=1, return_inverse=True)  # normals that the same fits learn from
     moments = Moments.of(patches, group * n_modes + mode, patterns.shape[1] * n_modes)
     transports = []
-    for learns in patterns:
-        chosen = torch.from_numpy(learns)
-        sums = (value.unflatten(0, (-1, n_modes))[chosen].sum(0) for value in vars(moments).values())
+    for learns in torch.from_numpy(patterns):
+        sums = (value.unflatten(0, (-1, n_modes))[learns].sum(0) for value in moments)
         transports.append(Moments(*sums).whitening())
-    unusual = _unusual(patches, mode, *transports[-1])
-    return [
-        _fit(patches, np.flatnonzero(own), mode, unusual, *transport, n_prototypes, seed)
-        for own, transport in zip(kept, transports, strict=True)
-    ]
+    weight = _squared_norms(patches, mode, *transports[-1])
+    fits = []
+    for learns, (center, whitening) in zip(kept, transports, strict=True):
+        images = np.flatnonzero(learns)
+        share = np.bincount(mode[images], minlength=n_modes) / len(images)
+        number = np.maximum(1, np.round(n_prototypes * share)).astype(int)
+        chosen = []
+        for j in range(n_modes):
+            of_mode = images[mode[images] == j] if (mode[images] == j).any() else images
+            psi = _candidates(patches, of_mode, weight[of_mode], center[j], whitening[j], seed)
+            chosen.append(_choose(psi, int(number[j]), seed).cpu())
+        mean = nn.utils.rnn.pad_sequence(chosen, batch_first=True)
+        fits.append(
+            PatchPrototypes(
+                unused=torch.arange(mean.shape[1]) >= torch.tensor([len(points) for points in chosen])[:, None],
+                center=center,
+                whitening=whitening,
+                mean=mean,
+                scale=torch.ones(n_modes, *patches.map_shape),
+            )
+        )
+    return fits
 
 
-def _unusual(patches: SmoothedPatches, mode: np.ndarray, center: Tensor, whitening: Tensor) -> np.ndarray:
+def _squared_norms(patches: SmoothedPatches, mode: np.ndarray, center: Tensor, whitening: Tensor) -> np.ndarray:
     """‖ψ(v)‖² of every patch, (n, X)."""
     center, whitening = center.to(patches.device), whitening.to(patches.device)
-    found = np.empty(patches.shape[:2], dtype=np.float32)
+    squares = np.empty(patches.shape[:2], dtype=np.float32)
     for images, batch in patches.batches(np.arange(len(mode))):
         for j in np.unique(mode[images]):
-            own = mode[images] == j
-            psi = (batch[torch.from_numpy(own).to(batch.device)] - center[j]) @ whitening[j].T
-            found[images[own]] = psi.square().sum(2).cpu().numpy()
-    return found
+            of_mode = mode[images] == j
+            psi = (batch[torch.from_numpy(of_mode).to(batch.device)] - center[j]) @ whitening[j].T
+            squares[images[of_mode]] = psi.square().sum(2).cpu().numpy()
+    return squares
 
 
-def _fit(
-    patches: SmoothedPatches,
-    images: np.ndarray,
-    mode: np.ndarray,
-    unusual: np.ndarray,
-    center: Tensor,
-    whitening: Tensor,
-    n_prototypes: int,
-    seed: int,
-) -> PatchPrototypes:
-    """The prototypes of some images (m,): k-centre among patches drawn with probability ∝ ‖ψ(v)‖².
+def _candidates(
+    patches: SmoothedPatches, images: np.ndarray, weight: np.ndarray, center: Tensor, whitening: Tensor, seed: int
+) -> Tensor:
+    """ψ(v) of patches of some images (m,), drawn with probability ∝ weight (m, X): unusual ones are likelier."""
+    chance = weight.ravel().astype(np.float64) + 1e-12
+    drawn = np.random.default_rng(seed).choice(
+        len(chance), min(CANDIDATES, len(chance)), replace=False, p=chance / chance.sum()
+    )
+    image, position = np.divmod(np.sort(drawn), patches.shape[1])
+    return (patches.take(images[image], position) - center.to(patches.device)) @ whitening.T.to(patches.device)
 
-    The more unusual a patch is, the likelier it is a candidate.
-    """
-    n_modes, channels = center.shape
-    share = np.bincount(mode[images], minlength=n_modes) / len(images)
-    wanted = np.maximum(1, np.round(n_prototypes * share)).astype(int)
-    generator = torch.Generator().manual_seed(seed)
-    projection = torch.randn(channels, PROJECTED, generator=generator).to(patches.device) / PROJECTED**0.5
-    chosen = []
-    for j in range(n_modes):
-        own = of_mode if len(of_mode := images[mode[images] == j]) else images
-        weight = unusual[own].ravel().astype(np.float64) + 1e-12
-        size = min(CANDIDATES, len(weight))
-        drawn = np.sort(np.random.default_rng(seed).choice(len(weight), size, False, weight / weight.sum()))
-        candidates = patches.take(own[drawn // patches.shape[1]], drawn % patches.shape[1])
-        psi = (candidates - center[j].to(patches.device)) @ whitening[j].T.to(patches.device)
-        chosen.append(psi[k_centre(psi @ projection, int(wanted[j]))].cpu())
-    mean = nn.utils.rnn.pad_sequence(chosen, batch_first=True)
-    unused = torch.arange(mean.shape[1]) >= torch.tensor([len(points) for points in chosen])[:, None]
-    return PatchPrototypes(unused, center, whitening, mean, torch.ones(n_modes, *patches.map_shape))
+
+def _choose(psi: Tensor, number: int, seed: int) -> Tensor:
+    """The prototypes among candidates (m, C), which are compared in a random projection, (number, C)."""
+    projection = torch.randn(psi.shape[1], PROJECTED, generator=torch.Generator().manual_seed(seed)) / PROJECTED**0.5
+    return psi[k_centre(psi @ projection.to(psi.device), number)]
 
 
 def k_centre(points: Tensor, number: int) -> Tensor:

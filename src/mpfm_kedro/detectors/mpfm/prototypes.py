@@ -8,23 +8,18 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from mpfm_kedro.detectors.mpfm.tensors import TensorModule, squared_distances
 
 
-class PrototypeMixture(nn.Module):
-    """K isotropic prototypes; μ and π are learned, s stays as initialised.
+class PrototypeMixture(TensorModule):
+    """K isotropic prototypes; μ and π are learned, s stays as initialised."""
 
-    Args:
-        mean: μ (R, K, d).
-        share: π (R, K).
-        scale: s (R,), shared by all prototypes.
-    """
-
-    def __init__(self, mean: Tensor, share: Tensor, scale: Tensor) -> None:
-        super().__init__()
-        self.mean = nn.Parameter(mean.clone())
-        self.logit = nn.Parameter(share.log())
-        self.scale = nn.Buffer(scale.clone())
+    learned = frozenset({"mean", "logit"})
+    mean: Tensor  # μ (R, K, d)
+    logit: Tensor  # log π (R, K)
+    scale: Tensor  # s (R,), shared by all prototypes
 
     @property
     def share(self) -> Tensor:
@@ -33,12 +28,11 @@ class PrototypeMixture(nn.Module):
 
     def squared_distances(self, x: Tensor) -> Tensor:
         """‖x − μ_k‖² / s²: (R, B, d) → (R, B, K)."""
-        squares = x.square().sum(2, keepdim=True) - 2 * x @ self.mean.mT + self.mean.square().sum(2)[:, None]
-        return squares.clamp_min(0) / self.scale.square()[:, None, None]
+        return squared_distances(x, self.mean) / self.scale.square()[:, None, None]
 
-    def nll(self, squared: Tensor, d: int) -> Tensor:
+    def nll(self, squared: Tensor) -> Tensor:
         """−log Σ_k π_k N(x; μ_k, s² I) from squared distances (R, B, K), (R, B)."""
-        constant = d * (self.scale.log() + 0.5 * math.log(2 * math.pi))
+        constant = self.mean.shape[2] * (self.scale.log() + 0.5 * math.log(2 * math.pi))
         return constant[:, None] - (self.logit.log_softmax(1)[:, None] - 0.5 * squared).logsumexp(2)
 
     def posterior(self, squared: Tensor, power: float = 1.0) -> Tensor:

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from mpfm_kedro.detectors.base import Artefact
+from mpfm_kedro.detectors.mpfm.closed_form import ClosedForm
 from mpfm_kedro.detectors.mpfm.flow import Flow
+from mpfm_kedro.detectors.mpfm.modules import Modules
 from mpfm_kedro.detectors.mpfm.rounds import FINAL
-from mpfm_kedro.detectors.mpfm.storage import unpack_closed_form, unpack_modules
 from mpfm_kedro.detectors.mpfm.velocity import CoupledVelocity, Velocity
 
 SAMPLED, SAMPLING_STEPS = 500, 8
@@ -87,11 +88,10 @@ def sample_normals(flow: Flow, n: int, steps: int, generator: torch.Generator | 
         t, r = step / steps, (step - 1) / steps
         time = x.new_full((*x.shape[:2], 1), t)
         if isinstance(flow.velocity, CoupledVelocity):
-            x = x - (t - r) * flow.q.field(x, time, p)
+            x = x - (t - r) * flow.velocity.field(x, time, p)
             continue
-        prototypes = flow.prototypes
-        velocity = flow.q.components(x, time, p)
-        transition = reverse_step(velocity, x, t, r, prototypes.mean.detach(), prototypes.scale)
+        velocity = flow.velocity.components(x, time)
+        transition = reverse_step(velocity, x, t, r, flow.prototypes.mean.detach(), flow.prototypes.scale)
         weight = transition.log_weight.exp().flatten(0, 1).cpu()
         drawn = torch.multinomial(weight, 1, generator=generator).view(*x.shape[:2], 1, 1).to(x.device)
         mean = transition.mean.gather(2, drawn.expand(-1, -1, -1, x.shape[2])).squeeze(2)
@@ -107,8 +107,10 @@ def compare_with_samples(pieces: Mapping[str, Artefact], pooled: np.ndarray, see
         pooled: stored pooled statistics of normals, (n, d).
         seed: of the samples.
     """
-    closed_form = unpack_closed_form(pieces["prototypes"])
-    flow = unpack_modules(pieces["training"]).of_round(FINAL).flow if "training" in pieces else closed_form.flow
+    closed_form, training = ClosedForm.restore(pieces["prototypes"]), pieces.get("training")
+    flow = closed_form.flow
+    if training:
+        flow = Modules.restore(training.tensors, training.details).of_round(FINAL).flow
     generator = torch.Generator().manual_seed(seed)
     with torch.inference_mode():
         real = closed_form.standardiser.z(torch.from_numpy(np.asarray(pooled[:SAMPLED])))

@@ -1,4 +1,4 @@
-"""The stages of a fit as pieces that are stored: prototypes, training, calibration."""
+"""The stages of a fit as pieces that are stored: prototypes in closed form, joint training, calibration."""
 
 from __future__ import annotations
 
@@ -9,28 +9,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Artefact, Context, TrainingData
-from mpfm_kedro.detectors.mpfm.calibration import MEMBERS, PARTS, SCORES, Calibration, Evidence, PlainSum, calibrate
+from mpfm_kedro.detectors.mpfm.calibration import SCORES, Calibration, Evidence, PlainSum, calibrate
 from mpfm_kedro.detectors.mpfm.closed_form import Initialised, initialise
-from mpfm_kedro.detectors.mpfm.fitting import anomaly_evidence, initial_modules, normal_evidence, training_set
+from mpfm_kedro.detectors.mpfm.fitting import initial_modules, training_set
 from mpfm_kedro.detectors.mpfm.model import MPFM
-from mpfm_kedro.detectors.mpfm.objective import Forms
+from mpfm_kedro.detectors.mpfm.modules import Forms, Modules
 from mpfm_kedro.detectors.mpfm.rounds import Rounds, assign_folds
-from mpfm_kedro.detectors.mpfm.storage import (
-    load_state,
-    pack_calibrations,
-    pack_initialised,
-    save_state,
-    unpack_forms,
-    unpack_initialised,
-    unpack_modules,
-)
-from mpfm_kedro.detectors.mpfm.training import Schedule, State, train
-from mpfm_kedro.detectors.mpfm.weights import STEP_0, fit_weights
-from mpfm_kedro.detectors.pieces import piece_name
+from mpfm_kedro.detectors.mpfm.specification import stage_name
+from mpfm_kedro.detectors.mpfm.training import train
+from mpfm_kedro.detectors.mpfm.weights import STEP_0, counted_scores, fit_weights
+from mpfm_kedro.parameters import PrototypeParameters, TrainingParameters
 
 PRINTED = "printed"
-NO_FORMS = Forms(mim_weight=0.0, mim_sharpness=1.0, push_margin=0.0)  # nothing was trained
 
 
 def fit_prototypes(
@@ -38,59 +30,29 @@ def fit_prototypes(
 ) -> Artefact:
     """K-means++ groups, whitening and prototypes of patches, in every round; no anomaly is read."""
     normals = data.normals.of_backbone(parameters["backbone"])
-    fold = assign_folds(len(normals), parameters["folds"], seed)
-    initialised = initialise(
-        normals,
-        fold,
-        parameters["n_prototypes"],
-        parameters["n_patch_prototypes"],
-        parameters["max_modes"],
-        parameters["min_mode_size"],
-        parameters["top_share"],
-        seed,
-        context.device,
-        context.memory // 2,
-        whitened=parameters["transport_start"] != PRINTED,
-    )
-    return pack_initialised(initialised, fold)
+    numbers = PrototypeParameters.model_construct(**parameters)
+    fold = assign_folds(len(normals), numbers.folds, seed)
+    whitened = parameters["transport_start"] != PRINTED
+    return initialise(normals, fold, numbers, seed, context, whitened)
 
 
 def fit_modules(
     data: TrainingData, earlier: Mapping[str, Artefact], parameters: Mapping[str, Any], seed: int, context: Context
 ) -> Artefact:
     """The joint objective, from the last checkpoint if there is one; last iteration."""
-    backbone, device = parameters["backbone"], context.device
-    data = data.of_backbone(backbone)
-    prototypes = earlier[piece_name("prototypes", backbone)]
-    initialised, rounds = _initialised(prototypes, data, device, seed)
-    standardiser = initialised.closed_forms[-1].standardiser
+    data = data.of_backbone(parameters["backbone"])
+    initialised = Initialised.restore(earlier[stage_name("prototypes", parameters["backbone"])], context.device)
+    rounds = Rounds.of_folds(initialised.fold, data.anomalies.source, seed)
+    standardiser = initialised.closed_forms[0].standardiser
     z = torch.cat([standardiser.z_of(rows).cpu() for rows in (data.normals, data.anomalies)])
-    forms = read_forms(parameters)
-    modules = initial_modules(
-        initialised,
-        z,
-        len(data.normals),
-        rounds,
-        forms,
-        parameters["hidden"],
-        parameters["transport_steps"],
-        [share for share in parameters["head_top_shares"] for _ in range(parameters["head_members"])],
-        parameters["transport_start"] != PRINTED,
-        seed,
-    ).to(device)
-    schedule = Schedule(**{name: parameters[name] for name in Schedule.__dataclass_fields__})
-    size = schedule.normals_per_batch + (schedule.anomalies_per_batch if len(data.anomalies) else 0)
-    images = training_set(data, initialised, z, rounds, size, context)
-    stored = context.checkpoint.load() if context.checkpoint else None
-
-    def save(state: State) -> None:
-        if context.checkpoint:
-            context.checkpoint.save(save_state(state))
-
-    history = train(modules, images, schedule, forms, seed, load_state(stored) if stored else None, save)
+    schedule = TrainingParameters.model_construct(**parameters)
+    forms, coupled = read_forms(parameters), parameters["transport_start"] != PRINTED
+    modules = initial_modules(initialised, z, rounds, forms, schedule, coupled, seed).to(context.device)
+    batch_size = schedule.normals_per_batch + (schedule.anomalies_per_batch if len(data.anomalies) else 0)
+    images = training_set(data, initialised, z, rounds, batch_size, context)
+    history = train(modules, images, schedule, seed, context.checkpoint)
     tensors = {name: value.detach().cpu().clone() for name, value in modules.state_dict().items()}
-    details = {"shares": modules.m_a.shares, "steps": modules.flow.steps, "forms": vars(forms), "history": history}
-    return Artefact(tensors, details)
+    return Artefact(tensors, {**modules.details(), "history": history})
 
 
 def fit_calibration(
@@ -103,68 +65,99 @@ def fit_calibration(
     """
     counted = counted_scores(parameters["scores"], parameters["step_0"])
     backbones = range(parameters["n_backbones"])
+    calibrations: list[list[Calibration | PlainSum]]
     if parameters["fusion"] == PRINTED:
         trained = counted if parameters["step_0"] else counted & ~STEP_0
-        n_rounds = earlier["prototypes"].details["n_rounds"]
-        return pack_calibrations([[PlainSum(_column(trained)) for _ in range(n_rounds)] for _ in backbones])
-    evidence = [_evidence(data.of_backbone(number), number, earlier, seed, context) for number in backbones]
-    normals, anomalies, learns, n_modes = (list(values) for values in zip(*evidence, strict=True))
-    calibrated = [_calibrations(*each) for each in zip(normals, learns, n_modes, strict=True)]
-    final, of_normals = zip(*(of_rounds[-1] for of_rounds in calibrated), strict=True)
-    of_anomalies = [each(own.scores, own.p, own.mode) for each, own in zip(final, anomalies, strict=True)]
+        weight = torch.from_numpy(trained).float()[:, None]
+        calibrations = [[PlainSum(weight=weight)] * earlier["prototypes"].details["n_rounds"] for _ in backbones]
+    else:
+        calibrations = _calibrate(data, earlier, counted, backbones, seed, context)
+    tensors = {
+        f"{backbone}.{number}.{name}": value.clone()
+        for backbone, of_rounds in enumerate(calibrations)
+        for number, calibration in enumerate(of_rounds)
+        for name, value in calibration.state_dict().items()
+    }
+    return Artefact(tensors, {"n_backbones": len(calibrations), "n_rounds": len(calibrations[0])})
+
+
+def _calibrate(
+    data: TrainingData,
+    earlier: Mapping[str, Artefact],
+    counted: np.ndarray,
+    backbones: range,
+    seed: int,
+    context: Context,
+) -> list[list[Calibration | PlainSum]]:
+    """The calibrations of all backbones and rounds."""
+    calibrations: list[list[Calibration | PlainSum]] = []
+    of_normals, of_anomalies, evidence, n_modes = [], [], [], []
+    for backbone in backbones:
+        images = data.of_backbone(backbone)
+        training = earlier.get(stage_name("training", backbone))
+        initialised = Initialised.restore(earlier[stage_name("prototypes", backbone)], context.device)
+        rounds = Rounds.of_folds(initialised.fold, images.anomalies.source, seed)
+        modules = Modules.restore(training.tensors, training.details).to(context.device) if training else None
+        models = [
+            MPFM(closed_form, modules.of_round(number) if modules else None, None, initialised.top_share)
+            for number, closed_form in enumerate(initialised.closed_forms)
+        ]
+        normals = normal_evidence(images.normals, initialised, models)
+        anomalies = anomaly_evidence(images.anomalies, models, rounds)
+        fits = [calibrate(normals.take(torch.from_numpy(own)), initialised.n_modes) for own in rounds.normals]
+        calibrations.append([calibration for calibration, _ in fits])
+        final, t = fits[-1]
+        of_normals.append(t)
+        of_anomalies.append(final(anomalies.scores, anomalies.p, anomalies.mode))
+        evidence.append(anomalies)
+        n_modes.append(initialised.n_modes)
     n_known = data.n_known if "training" in earlier else 0
-    weights = fit_weights(list(of_normals), of_anomalies, anomalies, n_modes, n_known, counted)
-    for of_rounds, weight in zip(calibrated, weights, strict=True):
-        for each, _ in of_rounds:
-            each.weight.copy_(weight)
-    return pack_calibrations([[each for each, _ in of_rounds] for of_rounds in calibrated])
-
-
-def _evidence(
-    data: TrainingData, backbone: int, earlier: Mapping[str, Artefact], seed: int, context: Context
-) -> tuple[Evidence, Evidence, np.ndarray, int]:
-    """Of one backbone: held-out normals, left-out anomalies, which normals each round learns from (R, n), and J."""
-    training = earlier.get(piece_name("training", backbone))
-    initialised, rounds = _initialised(earlier[piece_name("prototypes", backbone)], data, context.device, seed)
-    modules = None if training is None else unpack_modules(training).to(context.device)
-    forms = NO_FORMS if training is None else unpack_forms(training)
-    models = [
-        MPFM(closed_form, modules.of_round(number) if modules else None, None, initialised.top_share, forms)
-        for number, closed_form in enumerate(initialised.closed_forms)
-    ]
-    normals = normal_evidence(data.normals, initialised, modules, rounds, forms)
-    return normals, anomaly_evidence(data.anomalies, models, rounds), rounds.normals, initialised.n_modes
-
-
-def counted_scores(parts: list[str], step_0: bool) -> np.ndarray:
-    """Which scores are added: those of the named parts, at step 0 without what was trained of S_g and S_r, (S,)."""
-    named = [part for part, own in zip(PARTS, MEMBERS, strict=True) for _ in own]
-    found = np.array([part in parts for part in named])
-    trained = np.array([f"{name}0" in SCORES for name in SCORES])
-    return found & ~trained if step_0 else found
+    weights = fit_weights(of_normals, of_anomalies, evidence, n_modes, n_known, counted)
+    for of_rounds, weight in zip(calibrations, weights, strict=True):
+        for calibration in of_rounds:
+            calibration.weight.copy_(weight)
+    return calibrations
 
 
 def read_forms(parameters: Mapping[str, Any]) -> Forms:
     """The objective of some parameters."""
-    weights = {name: parameters[name] for name in ("mim_weight", "mim_sharpness", "push_margin")}
-    printed = {
-        name: parameters[name] == PRINTED for name, field in Forms.__dataclass_fields__.items() if field.type == "bool"
-    }
-    return Forms(**weights, **printed)
+    fields = Forms.__dataclass_fields__
+    return Forms(
+        **{
+            name: parameters[name] == PRINTED if field.type == "bool" else parameters[name]
+            for name, field in fields.items()
+        }
+    )
 
 
-def _initialised(artefact: Artefact, data: TrainingData, device: torch.device, seed: int) -> tuple[Initialised, Rounds]:
-    """The closed forms on a device, and what each round learns from."""
-    initialised, fold = unpack_initialised(artefact)
-    for closed_form in initialised.closed_forms:
-        closed_form.to(device)
-    return initialised, Rounds.of_folds(fold, data.anomalies.source, seed)
+@torch.no_grad()
+def normal_evidence(normals: FeatureRows, initialised: Initialised, models: list[MPFM]) -> Evidence:
+    """The six scores of each normal by the model of the round that leaves it out."""
+    scores = torch.empty(len(normals), len(SCORES))
+    for number, images in initialised.held_out():
+        p, squares = initialised.p[images], initialised.squares[images]
+        x = initialised.x(number, images)
+        scores[images] = _raw_scores(models[number], normals.take(images), x, p.to(x), squares.to(x))
+    return Evidence(scores, initialised.p, initialised.mode, torch.ones(len(scores)))
 
 
-def _calibrations(normals: Evidence, learns: np.ndarray, n_modes: int) -> list[tuple[Calibration, Tensor]]:
-    """The calibration of each round, by the normals that it learns from (R, n), with t of these."""
-    return [calibrate(normals.take(torch.from_numpy(own)), n_modes) for own in learns]
+@torch.no_grad()
+def anomaly_evidence(anomalies: FeatureRows, models: list[MPFM], rounds: Rounds) -> Evidence:
+    """The six scores of each known anomaly and view by the model of the round that leaves it out."""
+    views = np.bincount(anomalies.source)[anomalies.source]
+    evidence = []
+    for model, learned in zip(models, rounds.anomalies, strict=True):
+        rows, closed_form = anomalies.take(np.flatnonzero(~learned)), model.closed_form
+        x, p, mode = closed_form.enter(closed_form.standardiser.z_of(rows))
+        squares = closed_form.mean_squares(rows, mode, model.top_share)
+        scores = _raw_scores(model, rows, x, p, squares.to(x))
+        evidence.append(Evidence(scores, p.cpu(), mode.cpu(), torch.from_numpy(1 / views[~learned]).float()))
+    return Evidence.joined(evidence)
 
 
-def _column(counted: np.ndarray) -> Tensor:
-    return torch.from_numpy(counted).float()[:, None]
+def _raw_scores(model: MPFM, rows: FeatureRows, x: Tensor, p: Tensor, squares: Tensor) -> Tensor:
+    """The six scores of images as they enter the flow, in small batches, (b, S)."""
+    z, scores = model.closed_form.standardiser.z_of(rows), torch.empty(len(rows), len(SCORES))
+    for part, maps in rows.map_batches(x.device):
+        scores[part] = model.raw_scores(z[part], x[part], p[part], squares[part], maps)[0].cpu()
+    return scores

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mpfm_kedro.backbones.rows import FeatureRows
+from mpfm_kedro.detectors.mpfm.tensors import TensorModule
 
 
-class Standardiser(nn.Module):
-    """z = (pooled − centre) / spread, and the same for each channel of the maps.
+class Standardiser(TensorModule):
+    """z = (pooled − centre) / spread, and the same for each channel of the maps, over all positions."""
 
-    Args:
-        pooled_center: (d,).
-        pooled_spread: (d,).
-        map_center: (C,), over all positions.
-        map_spread: (C,).
-    """
-
-    def __init__(self, pooled_center: Tensor, pooled_spread: Tensor, map_center: Tensor, map_spread: Tensor) -> None:
-        super().__init__()
-        self.pooled_center = nn.Buffer(pooled_center)
-        self.pooled_spread = nn.Buffer(pooled_spread)
-        self.map_center = nn.Buffer(map_center)
-        self.map_spread = nn.Buffer(map_spread)
+    pooled_center: Tensor  # (d,)
+    pooled_spread: Tensor  # (d,)
+    map_center: Tensor  # (C,)
+    map_spread: Tensor  # (C,)
 
     def z(self, pooled: Tensor) -> Tensor:
         """Standardised pooled statistics, (B, d) → (B, d)."""
@@ -46,15 +38,12 @@ def fit_standardiser(normals: FeatureRows) -> Standardiser:
         mean[part] = maps.mean((2, 3)).double()
         square[part] = (maps - mean[part, :, None, None].float()).square().mean((2, 3)).double()
     pooled = torch.from_numpy(normals.pooled).double()
-    spread = (square.mean(0) + mean.var(0, correction=0)).sqrt()
+    map_spread = (square.mean(0) + mean.var(0, correction=0)).sqrt()
+    spreads = pooled.std(0, correction=0), map_spread
+    pooled_spread, map_spread = (torch.where(spread > 1e-6, spread, 1.0).float() for spread in spreads)  # or constant
     return Standardiser(
         pooled_center=pooled.mean(0).float(),
-        pooled_spread=_not_zero(pooled.std(0, correction=0)).float(),
+        pooled_spread=pooled_spread,
         map_center=mean.mean(0).float(),
-        map_spread=_not_zero(spread).float(),
+        map_spread=map_spread,
     )
-
-
-def _not_zero(spread: Tensor) -> Tensor:
-    """A constant feature keeps its scale."""
-    return torch.where(spread > 1e-6, spread, torch.ones_like(spread))

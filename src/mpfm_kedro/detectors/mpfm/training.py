@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mpfm_kedro.detectors.mpfm.objective import Batch, Forms, Losses, Modules, losses, total
+from mpfm_kedro.detectors.base import Artefact, Checkpoint
+from mpfm_kedro.detectors.mpfm.modules import Modules
+from mpfm_kedro.detectors.mpfm.objective import Batch, Losses, losses, total
 from mpfm_kedro.detectors.mpfm.rounds import FINAL
+from mpfm_kedro.parameters import TrainingParameters
 
 DECAY = 0.1
 MONITORED = 256  # normals whose prototypes are counted once per epoch
@@ -26,8 +29,8 @@ class TrainingSet:
         group: c (n,).
         center: m of each round (R, K, d).
         x: whitened anomalies in each round (R, m, d).
-        p: group weights, of the normals (n, K) and of the anomalies in each round (R, m, K).
-        squares: of the residuals of patches, of the normals (n, C) and of the anomalies in each round (R, m, C).
+        p: group weights of all in each round (R, n + m, K).
+        squares: of the residuals of patches of all in each round (R, n + m, C).
         z: standardised features of all (n + m, d).
         patches: gives the standardised patches of some of them, (B,) → (B, X, C).
         learns: which of all images each round learns from (R, n + m), bool.
@@ -37,123 +40,72 @@ class TrainingSet:
     group: Tensor
     center: Tensor
     x: Tensor
-    p: tuple[Tensor, Tensor]
-    squares: tuple[Tensor, Tensor]
+    p: Tensor
+    squares: Tensor
     z: Tensor
     patches: Callable[[Tensor], Tensor]
     learns: Tensor
 
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """n and m."""
-        return len(self.offset), self.x.shape[1]
+    def x_of_normals(self, normals: Tensor | slice) -> Tensor:
+        """x of some normals as if each round had left them out, (R, b, d)."""
+        return self.center[:, self.group[normals]] + self.offset[normals]
 
-    def batch(self, normals: Tensor, anomalies: Tensor, with_positions: bool = True) -> Batch:
+    def batch(self, normals: Tensor, anomalies: Tensor, *, with_positions: bool = True) -> Batch:
         """Some normals (b,) and anomalies (a,) as a batch, with their patches or without."""
-        n, _ = self.sizes
-        rounds = len(self.learns)
-        x = self.center[:, self.group[normals]] + self.offset[normals]
-        of_normals = [table[0][normals].expand(rounds, -1, -1) for table in (self.p, self.squares)]
-        of_anomalies = [table[1][:, anomalies] for table in (self.p, self.squares)]
-        p, squares = (torch.cat(pair, 1) for pair in zip(of_normals, of_anomalies, strict=True))
-        index = torch.cat([normals, n + anomalies])
+        index = torch.cat([normals, len(self.offset) + anomalies])
         parts = self.learns[:, index].float().split([len(normals), len(anomalies)], 1)
         return Batch(
-            x=torch.cat([x, self.x[:, anomalies]], 1),
-            p=p,
-            squares=squares,
+            x=torch.cat([self.x_of_normals(normals), self.x[:, anomalies]], 1),
+            p=self.p[:, index],
+            squares=self.squares[:, index],
             z=self.z[index],
             v=self.patches(index) if with_positions else None,
-            abnormal=torch.arange(len(index), device=x.device) >= len(normals),
+            abnormal=torch.arange(len(index), device=index.device) >= len(normals),
             weight=torch.cat([part / part.sum(1, keepdim=True).clamp_min(1) for part in parts], 1),
         )
 
-
-@dataclass(frozen=True)
-class Schedule:
-    """How long, with which batches and at which rates.
-
-    Args:
-        epochs: 50 in the paper.
-        iterations_per_epoch: 20 in the paper.
-        normals_per_batch: b.
-        anomalies_per_batch: a, views of known anomalies.
-        learning_rate: of the flow, M_g and M_r.
-        head_epochs: M_a converges sooner than the flow and is kept after so many epochs.
-        head_learning_rate: of M_a at first.
-        head_decays: how often the rate of M_a is divided by ten along its epochs.
-        normality_learning_rate: of M_n.
-        weight_decay: of AdamW.
-        clip_norm: of the gradient of each module in each round.
-    """
-
-    epochs: int
-    iterations_per_epoch: int
-    normals_per_batch: int
-    anomalies_per_batch: int
-    learning_rate: float
-    head_epochs: int
-    head_learning_rate: float
-    head_decays: int
-    normality_learning_rate: float
-    weight_decay: float
-    clip_norm: float
-
-
-@dataclass
-class State:
-    """Everything that training needs to resume after ``epoch`` epochs."""
-
-    epoch: int = 0
-    modules: dict[str, Tensor] = field(default_factory=dict)
-    optimiser: dict[str, Any] = field(default_factory=dict)
-    generator: Tensor | None = None
-    history: list[dict[str, float]] = field(default_factory=list)
+    def draw(self, parameters: TrainingParameters, generator: torch.Generator) -> Iterator[Tensor]:
+        """Random normals and random views of known anomalies; none where none is known."""
+        sizes = len(self.offset), self.x.shape[1]
+        numbers = parameters.normals_per_batch, parameters.anomalies_per_batch
+        for size, number in zip(sizes, numbers, strict=True):
+            yield torch.randint(max(1, size), (number if size else 0,), generator=generator).to(self.x.device)
 
 
 def train(
     modules: Modules,
     data: TrainingSet,
-    schedule: Schedule,
-    forms: Forms,
+    parameters: TrainingParameters,
     seed: int,
-    state: State | None = None,
-    checkpoint: Callable[[State], None] | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> list[dict[str, float]]:
     """Train in place and return one row of history per epoch, of the round that leaves nothing out.
 
     Args:
         modules: initialised, on their device.
         data: what the run may learn from.
-        schedule: length, batches and rates.
-        forms: the objective.
+        parameters: length, batches and rates.
         seed: of batches, times and groups.
-        state: where an interrupted training of the same run stopped.
-        checkpoint: called after each epoch with the state.
+        checkpoint: where an interrupted training of the same run stopped; it is saved after each epoch.
     """
     generator = torch.Generator().manual_seed(seed)
-    groups = parameter_groups(modules, schedule)
-    optimiser = torch.optim.AdamW(groups, weight_decay=schedule.weight_decay, fused=True)
+    groups = parameter_groups(modules, parameters)
+    optimiser = torch.optim.AdamW(groups, weight_decay=parameters.weight_decay, fused=True)
     rates = [group["lr"] for group in groups]
-    state = state or State()
-    if state.generator is not None:
-        modules.load_state_dict(state.modules)
-        optimiser.load_state_dict(state.optimiser)
-        generator.set_state(state.generator)
-    history = list(state.history)
-    for epoch in range(state.epoch, schedule.epochs):
+    stored = checkpoint.load() if checkpoint else None
+    history = _resume(stored, modules, optimiser, generator) if stored else []
+    for epoch in range(len(history), parameters.epochs):
         for group, rate in zip(optimiser.param_groups, rates, strict=True):
-            group["lr"] = rate * (head_decay(epoch, schedule) if group["name"] == "m_a" else 1.0)
-        with_positions, steps = epoch < schedule.head_epochs, []
-        for _ in range(schedule.iterations_per_epoch):
-            normals, anomalies = draw(data.sizes, schedule, generator, modules.m_n.weight.device)
-            batch = data.batch(normals, anomalies, with_positions)
-            terms, mutual = losses(modules, batch, forms, generator)
-            whole = total(terms, forms.mim_weight)
+            group["lr"] = rate * (_head_decay(epoch, parameters) if group["name"] == "m_a" else 1.0)
+        with_positions, steps = epoch < parameters.head_epochs, []
+        for _ in range(parameters.iterations_per_epoch):
+            batch = data.batch(*data.draw(parameters, generator), with_positions=with_positions)
+            terms, mutual = losses(modules, batch, generator)
+            whole = total(terms, modules.forms.mim_weight)
             optimiser.zero_grad(set_to_none=True)
             whole.sum().backward()
             for group in optimiser.param_groups:
-                clip_by_round(group["params"], schedule.clip_norm)
+                clip_by_round(group["params"], parameters.clip_norm)
             optimiser.step()
             steps.append(torch.stack([*terms, whole, mutual])[:, FINAL].detach())
         row = {"epoch": epoch + 1} | _describe(torch.stack(steps).mean(0), modules, data)
@@ -161,40 +113,29 @@ def train(
             row["score_a"] = history[-1]["score_a"]
             row["total"] += row["score_a"]
         history.append(row)
-        if checkpoint is not None:
-            checkpoint(
-                State(epoch + 1, modules.state_dict(), optimiser.state_dict(), generator.get_state(), list(history))
-            )
+        if checkpoint:
+            checkpoint.save(_state(modules, optimiser, generator, history))
     return history
 
 
-def parameter_groups(modules: Modules, schedule: Schedule) -> list[dict[str, Any]]:
+def parameter_groups(modules: Modules, parameters: TrainingParameters) -> list[dict[str, Any]]:
     """The parameters of each module with its rate."""
-    rates: dict[str, tuple[list[nn.Module], float]] = {
-        "flow": ([modules.flow], schedule.learning_rate),
-        "m_g": ([modules.m_g], schedule.learning_rate),
-        "m_r": ([modules.m_r, modules.r_logit], schedule.learning_rate),
-        "m_a": ([modules.m_a], schedule.head_learning_rate),
-        "m_n": ([modules.m_n], schedule.normality_learning_rate),
+    groups: dict[str, tuple[list[nn.Module], float]] = {
+        "flow": ([modules.flow], parameters.learning_rate),
+        "m_g": ([modules.m_g], parameters.learning_rate),
+        "m_r": ([modules.m_r, modules.r_logit], parameters.learning_rate),
+        "m_a": ([modules.m_a], parameters.head_learning_rate),
+        "m_n": ([modules.m_n], parameters.normality_learning_rate),
     }
     return [
-        {"name": name, "params": [p for module in own for p in module.parameters()], "lr": rate}
-        for name, (own, rate) in rates.items()
+        {"name": name, "params": [p for module in members for p in module.parameters()], "lr": rate}
+        for name, (members, rate) in groups.items()
     ]
 
 
-def head_decay(epoch: int, schedule: Schedule) -> float:
+def _head_decay(epoch: int, parameters: TrainingParameters) -> float:
     """What the rate of M_a is multiplied with."""
-    return DECAY ** (epoch * schedule.head_decays // schedule.head_epochs)
-
-
-def draw(sizes: tuple[int, int], schedule: Schedule, generator: torch.Generator, device: torch.device) -> list[Tensor]:
-    """Random normals and random views of known anomalies; none where none is known."""
-    numbers = schedule.normals_per_batch, schedule.anomalies_per_batch
-    return [
-        torch.randint(max(1, size), (number if size else 0,), generator=generator).to(device)
-        for size, number in zip(sizes, numbers, strict=True)
-    ]
+    return DECAY ** (epoch * parameters.head_decays // parameters.head_epochs)
 
 
 def clip_by_round(parameters: list[Tensor], norm: float) -> None:
@@ -208,13 +149,38 @@ def clip_by_round(parameters: list[Tensor], norm: float) -> None:
         gradient.mul_(factor.view(-1, *[1] * (gradient.dim() - 1)))
 
 
+def _state(
+    modules: Modules, optimiser: torch.optim.Optimizer, generator: torch.Generator, history: list[dict[str, float]]
+) -> Artefact:
+    """Everything that training needs to resume."""
+    tensors = {f"modules.{name}": value for name, value in modules.state_dict().items()}
+    for number, moments in optimiser.state_dict()["state"].items():
+        tensors |= {f"optimiser.{number}.{name}": value for name, value in moments.items()}
+    tensors["generator"] = generator.get_state()
+    copies = {name: value.cpu().clone() for name, value in tensors.items()}
+    return Artefact(copies, {"epoch": len(history), "history": list(history)})
+
+
+def _resume(
+    state: Artefact, modules: Modules, optimiser: torch.optim.Optimizer, generator: torch.Generator
+) -> list[dict[str, float]]:
+    """Set what ``_state`` stored, and return the history."""
+    moments: dict[int, dict[str, Tensor]] = {}
+    for name, value in state.part("optimiser").items():
+        number, key = name.split(".")
+        moments.setdefault(int(number), {})[key] = value
+    modules.load_state_dict(state.part("modules"))
+    optimiser.load_state_dict(optimiser.state_dict() | {"state": moments})
+    generator.set_state(state.tensors["generator"])
+    return list(state.details["history"])
+
+
 @torch.no_grad()
 def _describe(means: Tensor, modules: Modules, data: TrainingSet) -> dict[str, float]:
     """The seven terms, their total, I(ψ; c) / log K, and how many prototypes the first normals use."""
     *terms, whole, mutual = means.tolist()
-    prototypes, some = modules.flow.prototypes, slice(MONITORED)
-    x = data.center[:, data.group[some]] + data.offset[some]
-    psi = modules.flow.psi(x, data.p[0][some].expand(len(x), -1, -1))
+    prototypes, some = modules.flow.prototypes, slice(min(MONITORED, len(data.offset)))
+    psi = modules.flow.psi(data.x_of_normals(some), data.p[:, some])
     used = prototypes.posterior(prototypes.squared_distances(psi))[FINAL].argmax(1).unique().numel()
     largest = math.log(prototypes.mean.shape[1])
     return dict(zip(Losses._fields, terms, strict=True)) | {

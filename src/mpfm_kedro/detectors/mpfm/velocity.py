@@ -7,10 +7,12 @@ printed form there is no such start: the network makes all weights and means.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+
+from mpfm_kedro.detectors.mpfm.tensors import TensorModule, squared_distances
 
 TIME_FREQUENCIES = 8
 
@@ -32,53 +34,51 @@ class Velocity(NamedTuple):
         return log_mixture(self.log_weight, squared, u.shape[2])
 
 
-class VelocityMixture(Protocol):
-    """What the flow needs of a velocity mixture; p (R, B, K) are the group weights of the starting points."""
+class ResidualNetwork(TensorModule):
+    """d → hidden → outputs with the time added to the hidden layer."""
 
-    def components(self, x_t: Tensor, t: Tensor, p: Tensor) -> Velocity:
-        """The mixture at x_t (R, B, d) and t (R, B, 1)."""
+    learned = frozenset({"read", "time", "bias", "write", "offset"})
+    read: Tensor  # (R, d, hidden)
+    time: Tensor  # (R, 2 · TIME_FREQUENCIES, hidden)
+    bias: Tensor  # (R, 1, hidden)
+    write: Tensor  # (R, hidden, outputs)
+    offset: Tensor  # (R, 1, outputs)
 
-    def field(self, x_t: Tensor, t: Tensor, p: Tensor) -> Tensor:
-        """The mean velocity, (R, B, d)."""
+    @classmethod
+    def start(
+        cls, rounds: int, d: int, hidden: int, outputs: int, generator: torch.Generator, zero: bool = True
+    ) -> Self:
+        """First weights, the same in every round.
 
-    def log_prob(self, u: Tensor, x_t: Tensor, t: Tensor, p: Tensor) -> Tensor:
-        """log q(u | x_t), (R, B)."""
+        Args:
+            rounds: R.
+            d: size of x.
+            hidden: width.
+            outputs: size of what it returns.
+            generator: of the weights.
+            zero: whether it returns zero; components that a network makes alone would then never differ.
+        """
 
+        def draw(inputs: int, width: int) -> Tensor:
+            return torch.randn(inputs, width, generator=generator) / inputs**0.5
 
-class ResidualNetwork(nn.Module):
-    """d → hidden → outputs with the time added to the hidden layer.
-
-    Args:
-        rounds: R.
-        d: size of x.
-        hidden: width.
-        outputs: size of what it returns.
-        generator: of the first weights, which are the same in every round.
-        zero: whether it returns zero at the start; components that a network makes alone would then never differ.
-    """
-
-    def __init__(
-        self, rounds: int, d: int, hidden: int, outputs: int, generator: torch.Generator, zero: bool = True
-    ) -> None:
-        super().__init__()
-        read = torch.randn(d, hidden, generator=generator) / d**0.5
-        time = torch.randn(2 * TIME_FREQUENCIES, hidden, generator=generator) / (2 * TIME_FREQUENCIES) ** 0.5
-        self.read = nn.Parameter(read.repeat(rounds, 1, 1))
-        self.time = nn.Parameter(time.repeat(rounds, 1, 1))
-        self.bias = nn.Parameter(torch.zeros(rounds, 1, hidden))
-        write = (
-            torch.zeros(hidden, outputs) if zero else torch.randn(hidden, outputs, generator=generator) / hidden**0.5
-        )
-        self.write = nn.Parameter(write.repeat(rounds, 1, 1))
-        self.offset = nn.Parameter(torch.zeros(rounds, 1, outputs))
+        weights = {
+            "read": draw(d, hidden),
+            "time": draw(2 * TIME_FREQUENCIES, hidden),
+            "bias": torch.zeros(1, hidden),
+            "write": torch.zeros(hidden, outputs) if zero else draw(hidden, outputs),
+            "offset": torch.zeros(1, outputs),
+        }
+        return cls(**{name: value.repeat(rounds, 1, 1) for name, value in weights.items()})
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """(R, B, d) and t (R, B, 1) → (R, B, outputs)."""
-        hidden = nn.functional.silu(x @ self.read + time_features(t) @ self.time + self.bias)
-        return hidden @ self.write + self.offset
+        angle = math.pi * t * 2.0 ** torch.arange(TIME_FREQUENCIES, device=t.device)
+        time = torch.cat([angle.sin(), angle.cos()], dim=-1)
+        return nn.functional.silu(x @ self.read + time @ self.time + self.bias) @ self.write + self.offset
 
 
-class CoupledVelocity(nn.Module):
+class CoupledVelocity(TensorModule):
     """Means v_k(x_t, t) + residual(x_t, t), weights p_k of the groups.
 
     Group k is carried from m_k + (x − m_k) to m_k + a_k (x − m_k). On the straight path
@@ -90,37 +90,31 @@ class CoupledVelocity(nn.Module):
         network: the residual, shared by all components; without one the flow is its closed-form start.
     """
 
+    center: Tensor
+    gain: Tensor
+
     def __init__(self, center: Tensor, gain: Tensor, network: ResidualNetwork | None = None) -> None:
-        super().__init__()
-        self.center = nn.Buffer(center.clone())
-        self.gain = nn.Buffer(gain.clone())
+        super().__init__(center=center, gain=gain)
         self.network = network
 
     def residual(self, x_t: Tensor, t: Tensor) -> Tensor:
         """What the network adds to all component means, (R, B, d)."""
         return torch.zeros_like(x_t) if self.network is None else self.network(x_t, t)
 
-    def components(self, x_t: Tensor, t: Tensor, p: Tensor) -> Velocity:
-        """The mixture, with all component means written out."""
-        offset = x_t[:, :, None] - self.center[:, None]
-        mean = self._rate(t)[..., None] * offset + self.residual(x_t, t)[:, :, None]
-        return Velocity(p.clamp_min(1e-12).log(), mean)
-
     def field(self, x_t: Tensor, t: Tensor, p: Tensor) -> Tensor:
-        """Σ_k p_k v_k + residual."""
+        """The mean velocity Σ_k p_k v_k + residual at x_t (R, B, d) and t (R, B, 1), with group weights p (R, B, K)."""
         rate = p * self._rate(t)
         return rate.sum(2, keepdim=True) * x_t - rate @ self.center + self.residual(x_t, t)
 
     def log_prob(self, u: Tensor, x_t: Tensor, t: Tensor, p: Tensor) -> Tensor:
-        """log q(u | x_t) by products with the K centres: no (B, K, d) is made.
+        """log q(u | x_t), (R, B), by products with the K centres: no (B, K, d) is made.
 
         ‖w − r_k (x_t − m_k)‖² = ‖w‖² − 2 r_k w·(x_t − m_k) + r_k² ‖x_t − m_k‖² with w = u − residual.
         """
-        rate, center = self._rate(t), self.center.mT
-        w = u - self.residual(x_t, t)
-        along = (w * x_t).sum(2, keepdim=True) - w @ center
-        apart = x_t.square().sum(2, keepdim=True) - 2 * x_t @ center + self.center.square().sum(2)[:, None]
-        squared = w.square().sum(2, keepdim=True) - 2 * rate * along + rate.square() * apart
+        rate, w = self._rate(t), u - self.residual(x_t, t)
+        along = (w * x_t).sum(2, keepdim=True) - w @ self.center.mT
+        squared = w.square().sum(2, keepdim=True) - 2 * rate * along
+        squared = squared + rate.square() * squared_distances(x_t, self.center)
         return log_mixture(p.clamp_min(1e-12).log(), squared, u.shape[2])
 
     def _rate(self, t: Tensor) -> Tensor:
@@ -130,7 +124,7 @@ class CoupledVelocity(nn.Module):
 
 
 class NetworkVelocity(nn.Module):
-    """The printed form: the network makes the weights and the means of all K components.
+    """The printed form: the network makes the weights and the means of all K components; group weights are not used.
 
     Args:
         network: with K (d + 1) outputs.
@@ -142,26 +136,20 @@ class NetworkVelocity(nn.Module):
         self.network = network
         self.n_components = components
 
-    def components(self, x_t: Tensor, t: Tensor, p: Tensor) -> Velocity:
-        """The mixture; group weights are not used."""
+    def components(self, x_t: Tensor, t: Tensor) -> Velocity:
+        """The mixture at x_t (R, B, d) and t (R, B, 1)."""
         logit, mean = self.network(x_t, t).split([self.n_components, self.n_components * x_t.shape[2]], 2)
         return Velocity(logit.log_softmax(2), mean.unflatten(2, (self.n_components, -1)))
 
     def field(self, x_t: Tensor, t: Tensor, p: Tensor) -> Tensor:
-        """Σ_k π_k μ_{u,k}."""
-        return self.components(x_t, t, p).field
+        """The mean velocity Σ_k π_k μ_{u,k}, (R, B, d)."""
+        return self.components(x_t, t).field
 
     def log_prob(self, u: Tensor, x_t: Tensor, t: Tensor, p: Tensor) -> Tensor:
-        """log q(u | x_t)."""
-        return self.components(x_t, t, p).log_prob(u)
+        """log q(u | x_t), (R, B)."""
+        return self.components(x_t, t).log_prob(u)
 
 
 def log_mixture(log_weight: Tensor, squared: Tensor, d: int) -> Tensor:
     """log Σ_k w_k N with unit variance in d dimensions from squared distances, (R, B, K) each → (R, B)."""
     return (log_weight - 0.5 * squared).logsumexp(2) - 0.5 * d * math.log(2 * math.pi)
-
-
-def time_features(t: Tensor) -> Tensor:
-    """Sin and cos of π 2^i t: (…, 1) → (…, 2 · TIME_FREQUENCIES)."""
-    angle = math.pi * t * 2.0 ** torch.arange(TIME_FREQUENCIES, device=t.device)
-    return torch.cat([angle.sin(), angle.cos()], dim=-1)

@@ -19,19 +19,24 @@ PRIOR_WEIGHTS = np.array([0.5, 0.5, 1.0, 1.5, 1.5, 1.0])  # of a score before an
 STEP_0 = np.array([True, False, False, True, False, False])  # S_g and S_r before training
 ANOMALIES_OF_THE_PRIOR = 3.0
 WEIGHT_NORM = 2.0  # of the four parts together, as of four weights of 1
-COUNTED = np.ones(len(SCORES), dtype=bool)
+ALL_SCORES = np.ones(len(SCORES), dtype=bool)
 
 
-def prior_weights(n_known: float, counted: np.ndarray = COUNTED) -> np.ndarray:
+def counted_scores(parts: list[str], step_0: bool) -> np.ndarray:
+    """Which scores are added: those of the named parts, at step 0 without what was trained of S_g and S_r, (S,)."""
+    return np.array([name[0] in parts and not (step_0 and f"{name}0" in SCORES) for name in SCORES])
+
+
+def prior_weights(n_known: float, counted: np.ndarray = ALL_SCORES) -> np.ndarray:
     """What is learned counts M / (M + 3), and what it starts from the rest of it, (S,).
 
     Where only one of a trained score and its step 0 is counted, it has the weight of both.
     """
     learned = n_known / (n_known + ANOMALIES_OF_THE_PRIOR)
     share = np.where(STEP_0, 1 - learned, learned)
-    for own in MEMBERS:
-        if len(own) > 1 and counted[list(own)].sum() == 1:
-            share[list(own)] = 1.0
+    for members in MEMBERS:
+        if len(members) > 1 and counted[members].sum() == 1:
+            share[members] = 1.0
     return PRIOR_WEIGHTS * share
 
 
@@ -41,7 +46,7 @@ def fit_weights(
     evidence: list[Evidence],
     n_modes: list[int],
     n_known: int,
-    counted: np.ndarray = COUNTED,
+    counted: np.ndarray = ALL_SCORES,
 ) -> list[Tensor]:
     """The weights (S, J) of each backbone; in each of its modes the weights of all backbones are fitted at once.
 
@@ -57,21 +62,23 @@ def fit_weights(
         n_known: M.
         counted: which scores are added (S,).
     """
-    of_normals, of_anomalies = (torch.cat(each, 1).double().numpy() for each in (normals, anomalies))
-    added, found = np.tile(counted, len(n_modes)), []
-    for number, own in enumerate(evidence):
-        weight = np.empty((len(SCORES), n_modes[number]))
-        for j in range(n_modes[number]):
-            count, known = counted_in_mode(own, j, n_known)
-            before = np.tile(prior_weights(known, counted) / len(n_modes), len(n_modes))[added]
+    n_backbones = len(n_modes)
+    of_normals, of_anomalies = (torch.cat(t, 1).double().numpy() for t in (normals, anomalies))
+    added = np.tile(counted, n_backbones)
+    tables = []
+    for backbone, of_backbone in enumerate(evidence):
+        weight = np.empty((len(SCORES), n_modes[backbone]))
+        for j in range(n_modes[backbone]):
+            count, known = counted_in_mode(of_backbone, j, n_known)
+            prior = np.tile(prior_weights(known, counted) / n_backbones, n_backbones)[added]
             fitted = np.zeros(len(added))
-            weights = stacked_weights(of_normals[:, added], of_anomalies[:, added], count, before)
-            fitted[added] = weights if weights.any() else before
-            by_backbone = fitted.reshape(len(n_modes), -1)
-            parts = np.stack([by_backbone[:, list(members)].sum(1) for members in MEMBERS])
-            weight[:, j] = by_backbone[number] * WEIGHT_NORM / max(float(np.linalg.norm(parts)), 1e-9)
-        found.append(torch.from_numpy(weight).float())
-    return found
+            weights = stacked_weights(of_normals[:, added], of_anomalies[:, added], count, prior)
+            fitted[added] = weights if weights.any() else prior
+            by_backbone = fitted.reshape(n_backbones, -1)
+            parts = np.stack([by_backbone[:, members].sum(1) for members in MEMBERS])
+            weight[:, j] = by_backbone[backbone] * WEIGHT_NORM / max(float(np.linalg.norm(parts)), 1e-9)
+        tables.append(torch.from_numpy(weight).float())
+    return tables
 
 
 def counted_in_mode(anomalies: Evidence, mode: int, n_known: int) -> tuple[np.ndarray, float]:
@@ -80,10 +87,10 @@ def counted_in_mode(anomalies: Evidence, mode: int, n_known: int) -> tuple[np.nd
     Those of the mode count fully, the others together as one or less. A single known anomaly, which is never left out,
     thus counts as one in every mode; of several each is in the evidence.
     """
-    count, own = anomalies.count.double().numpy(), (anomalies.mode == mode).numpy()
-    known = count[own].sum()
+    count, in_mode = anomalies.count.double().numpy(), (anomalies.mode == mode).numpy()
+    known = count[in_mode].sum()
     others = n_known - known
-    return count * np.where(own, 1.0, 1 / max(1.0, others)), known + min(1.0, others)
+    return count * np.where(in_mode, 1.0, 1 / max(1.0, others)), known + min(1.0, others)
 
 
 def stacked_weights(normals: np.ndarray, anomalies: np.ndarray, count: np.ndarray, prior: np.ndarray) -> np.ndarray:

@@ -6,28 +6,23 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from mpfm_kedro.detectors.mpfm.tensors import TensorModule
 
 SHRINKAGES = np.geomspace(0.003, 0.9, 14)
 NULL = 1e-9  # eigenvalues below this share of the largest are rounding
 
 
-class Whitening(nn.Module):
+class Whitening(TensorModule):
     """x = A z with A = Σ^{-1/2}, Σ = U diag(λ) Uᵀ + ρ (I − U Uᵀ) the shrunk covariance within groups.
 
     The directions in which no normal varies are kept, with variance ρ: defects show there.
-
-    Args:
-        basis: U (d, r), orthonormal columns.
-        variance: λ (r,).
-        level: ρ, ().
     """
 
-    def __init__(self, basis: Tensor, variance: Tensor, level: Tensor) -> None:
-        super().__init__()
-        self.basis = nn.Buffer(basis)
-        self.variance = nn.Buffer(variance)
-        self.level = nn.Buffer(level)
+    basis: Tensor  # U (d, r), orthonormal columns
+    variance: Tensor  # λ (r,)
+    level: Tensor  # ρ, ()
 
     def forward(self, z: Tensor) -> Tensor:
         """A z: (B, d) → (B, d)."""
@@ -43,7 +38,7 @@ class Whitening(nn.Module):
 
 def no_whitening(d: int) -> Whitening:
     """A = I: the printed form, prototypes on raw features."""
-    return Whitening(torch.zeros(d, 1), torch.ones(1), torch.ones(()))
+    return Whitening(basis=torch.zeros(d, 1), variance=torch.ones(1), level=torch.ones(()))
 
 
 @dataclass(frozen=True)
@@ -89,4 +84,5 @@ class Spectrum:
     def whitening(self, shrinkage: float) -> Whitening:
         """The whitening by the shrunk covariance."""
         variance, level = self.shrunk(shrinkage)
-        return Whitening(*(torch.as_tensor(array, dtype=torch.float) for array in (self.basis, variance, level)))
+        arrays = {"basis": self.basis, "variance": variance, "level": level}
+        return Whitening(**{name: torch.as_tensor(array, dtype=torch.float) for name, array in arrays.items()})

@@ -1,5 +1,3 @@
 """The stage audit."""
 
-from mpfm_kedro.pipelines.audit.pipeline import create_pipeline
-
-__all__ = ["create_pipeline"]
+from mpfm_kedro.pipelines.audit.pipeline import create_pipeline as create_pipeline

@@ -6,147 +6,140 @@ import logging
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
+from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.near import near_sets
+from mpfm_kedro.pipelines.audit.sheets import draw_contact_sheet, draw_duplicate_sheet
 from mpfm_kedro.sources.repeats import DROPPED, content, unreadable
 
 logger = logging.getLogger(__name__)
 REPEATED = ["set", "kind", "category", "split", "label", "defect_class", "sample_id", "path", "crop", "group"]
 REPEATED += ["content_hash", "pixel_range", "problem"]
-AUDIT = ["finding", "where", "sets", "images", "repeats", "detail"]
+AUDIT = {"finding": "str", "where": "str", "sets": "Int64", "images": "Int64", "repeats": "Int64", "detail": "str"}
 SPLITS = ["train", "test", "anomaly"]
+
+
+def audit_samples(samples: pd.DataFrame, images: ImageLoader) -> tuple[pd.DataFrame, pd.DataFrame, Figure, Figure]:
+    """Repeated images, the table of findings, and contact sheets of the classes and of the repeated images."""
+    repeated = find_repeats(samples)
+    sheets = draw_contact_sheet(samples, images), draw_duplicate_sheet(repeated, images)
+    return repeated, list_findings(samples, repeated), *sheets
 
 
 def find_repeats(samples: pd.DataFrame) -> pd.DataFrame:
     """Sets of samples that show exactly or nearly the same, one row per member.
 
     Exact: the same file content and crop. Near: perceptual hashes that differ in few bits; such a set has at least
-    two contents, and lists the exact copies of its members. Images of one colour are counted in the audit table.
+    two contents, and lists the exact copies of its members. Images of one colour are counted in the table of findings.
     """
     seen = samples[~unreadable(samples)].sort_values("sample_id")
     shown = content(seen)
-    exact = shown[shown.duplicated(keep=False)]
-    near = []
-    for _, part in seen[seen["dhash"] != ""].groupby("category"):
-        alike = pd.Series(near_sets(part["dhash"].tolist()), index=part.index)
-        contents = shown[part.index].groupby(alike).transform("nunique")
-        near.append(part["category"][contents > 1] + "|" + alike[contents > 1].astype(str))
-    tables = [_members(seen, exact, "exact"), *(_members(seen, sets, "near") for sets in near)]
-    repeated = pd.concat(tables, ignore_index=True)
-    repeated["set"] = repeated["kind"] + " " + _numbers(repeated).astype(str)
-    return repeated.reindex(columns=REPEATED, fill_value="")
+    alike = [
+        f"{category}|" + pd.Series(near_sets(hashes.tolist()), hashes.index).astype(str)
+        for category, hashes in seen[seen["dhash"] != ""].groupby("category")["dhash"]
+    ]
+    near = pd.concat(alike) if alike else shown.iloc[:0]
+    near = near[shown[near.index].groupby(near).transform("nunique") > 1]
+    tables = []
+    for kind, sets in (("exact", shown[shown.duplicated(keep=False)]), ("near", near)):
+        number = pd.Series(sets.factorize()[0] + 1, sets.index).sort_values(kind="stable")
+        tables.append(seen.loc[number.index].assign(set=f"{kind} " + number.astype(str), kind=kind))
+    return pd.concat(tables, ignore_index=True).reindex(columns=REPEATED, fill_value="")
 
 
-def _members(samples: pd.DataFrame, sets: pd.Series, kind: str) -> pd.DataFrame:
-    """The samples of some sets, set by set in the order of their first members."""
-    members = samples.loc[sets.index].assign(set=sets, kind=kind)
-    return members.iloc[pd.Series(members["set"].factorize()[0]).argsort(kind="stable")]
-
-
-def _numbers(repeated: pd.DataFrame) -> pd.Series:
-    """1, 2, 3 … for the sets of each kind, in the order of the rows."""
-    new = ~repeated.duplicated(["kind", "set"])
-    return new.groupby(repeated["kind"]).cumsum()
-
-
-def audit_samples(samples: pd.DataFrame, repeated_images: pd.DataFrame) -> pd.DataFrame:
+def list_findings(samples: pd.DataFrame, repeated: pd.DataFrame) -> pd.DataFrame:
     """One row per finding; where train and test share images, one line in the log.
 
     ``sets`` counts repeated images (or groups), ``images`` their samples and ``repeats`` the copies among them: all
     but the first inside of a split, the tested ones across train and test, the anomalies across labels.
     """
-    rows: list[dict[str, Any]] = []
-    for kind in ("exact", "near"):
-        rows += _repeat_rows(repeated_images[repeated_images["kind"] == kind], f"{kind} duplicates")
-    groups = samples.assign(set=samples["category"] + "|" + samples["group"])
-    rows += [row for row in _repeat_rows(groups, "groups") if row["where"].startswith("across")]
-    rows += _state_rows(samples)
-    rows += _shape_rows(samples)
-    rows += _class_rows(samples)
     usable = samples["problem"] == ""
-    _log_leaks(repeated_images[repeated_images["sample_id"].isin(samples["sample_id"][usable])], groups[usable])
-    table = pd.DataFrame(rows, columns=AUDIT).astype({"sets": "Int64", "images": "Int64", "repeats": "Int64"})
-    return table.fillna({"detail": ""})
+    groups = samples.assign(set=samples["category"] + "|" + samples["group"])
+    rows = [
+        *_count_repeats(repeated[repeated["kind"] == "exact"], "exact duplicates"),
+        *_count_repeats(repeated[repeated["kind"] == "near"], "near duplicates"),
+        *(row for row in _count_repeats(groups, "groups") if row["where"].startswith("across")),
+        *_count_states(samples),
+        *_count_shapes(samples[~unreadable(samples)].drop_duplicates("path")),
+        *_count_classes(samples[usable]),
+    ]
+    _log_leaks(repeated[repeated["sample_id"].isin(samples["sample_id"][usable])], groups[usable])
+    return pd.DataFrame(rows, columns=list(AUDIT)).fillna({"detail": ""}).astype(AUDIT)
 
 
-def _repeat_rows(members: pd.DataFrame, finding: str) -> list[dict[str, Any]]:
+def _count_repeats(members: pd.DataFrame, finding: str) -> list[dict[str, Any]]:
     n = pd.crosstab(members["set"], members["split"]).reindex(columns=SPLITS, fill_value=0)
-    normals = n["train"] + n["test"]
-    rows = [_row(finding, "all", n.sum(axis=1), n.sum(axis=1) - 1)]
-    rows += [_row(finding, f"within {split}", n[split][n[split] > 1], n[split] - 1) for split in SPLITS]
-    shared = n[(n["train"] > 0) & (n["test"] > 0)]
-    rows.append(_row(finding, "across train and test", shared["train"] + shared["test"], n["test"]))
-    shared = n[(normals > 0) & (n["anomaly"] > 0)]
-    rows.append(_row(finding, "across labels", shared.sum(axis=1), n["anomaly"]))
-    anomalies = members[members["split"] == "anomaly"].groupby("set")["defect_class"]
-    shared = n[n.index.isin(anomalies.nunique().loc[lambda classes: classes > 1].index)]
-    rows.append(_row(finding, "across classes", shared["anomaly"], n["anomaly"] - 1))
-    return rows
-
-
-def _row(finding: str, where: str, images: pd.Series, repeats: pd.Series) -> dict[str, Any]:
-    """``images`` has the sets that count."""
-    numbers = {"sets": len(images), "images": int(images.sum()), "repeats": int(repeats[images.index].sum())}
-    return {"finding": finding, "where": where, **numbers}
-
-
-def _state_rows(samples: pd.DataFrame) -> list[dict[str, Any]]:
-    broken = unreadable(samples)
-    dropped = samples["problem"].str.startswith(DROPPED)
-    plain = samples[~broken & (samples["dhash"] == "")]
+    train, test, anomaly, total = n["train"], n["test"], n["anomaly"], n.sum(axis=1)
+    classes = members[members["split"] == "anomaly"].groupby("set")["defect_class"].nunique()
+    counted = {  # which sets count, with how many images, how many of them repeats
+        "all": (total > 0, total, total - 1),
+        **{f"within {split}": (n[split] > 1, n[split], n[split] - 1) for split in SPLITS},
+        "across train and test": ((train > 0) & (test > 0), train + test, test),
+        "across labels": ((train + test > 0) & (anomaly > 0), total, anomaly),
+        "across classes": (classes.reindex(n.index, fill_value=0) > 1, anomaly, anomaly - 1),
+    }
     return [
-        _example("unreadable", "all", samples[broken], "problem"),
-        _example("dropped", "all", samples[dropped], "problem"),
-        *(_example("one colour", split, plain[plain["split"] == split]) for split in SPLITS),
+        {"finding": finding, "where": where, "sets": which.sum(), "images": images[which].sum()}
+        | {"repeats": repeats[which].sum()}
+        for where, (which, images, repeats) in counted.items()
     ]
 
 
-def _example(finding: str, where: str, samples: pd.DataFrame, column: str | None = None) -> dict[str, Any]:
+def _count_states(samples: pd.DataFrame) -> list[dict[str, Any]]:
+    broken, dropped = unreadable(samples), samples["problem"].str.startswith(DROPPED)
+    plain = samples[~broken & (samples["dhash"] == "")]
+    return [
+        _with_example("unreadable", "all", samples[broken]),
+        _with_example("dropped", "all", samples[dropped]),
+        *(_with_example("one colour", split, plain[plain["split"] == split].assign(problem="")) for split in SPLITS),
+    ]
+
+
+def _with_example(finding: str, where: str, samples: pd.DataFrame) -> dict[str, Any]:
     detail = ""
-    if len(samples):
-        reason = f" ({samples[column].iloc[0]})" if column else ""
-        detail = f"for example {samples['sample_id'].iloc[0]}{reason}"
+    for name, problem in samples[["sample_id", "problem"]].head(1).itertuples(index=False):
+        detail = f"for example {name}" + (f" ({problem})" if problem else "")
     return {"finding": finding, "where": where, "images": len(samples), "detail": detail}
 
 
-def _shape_rows(samples: pd.DataFrame) -> list[dict[str, Any]]:
+def _count_shapes(files: pd.DataFrame) -> list[dict[str, Any]]:
     """Pixel formats and sizes of the files, not of the crops."""
-    files = samples[~unreadable(samples)].drop_duplicates("path")
-    rows = [_example("pixel format", str(name), part) for name, part in files.groupby("pixel_format")]
+    rows = [
+        _with_example("pixel format", str(name), part.assign(problem=""))
+        for name, part in files.groupby("pixel_format")
+    ]
     sizes = files[["width", "height"]].drop_duplicates()
     sizes = sizes.loc[(sizes["width"] * sizes["height"]).sort_values(kind="stable").index]
     named = [f"{width} x {height}" for width, height in sizes.itertuples(index=False)]
     detail = f"from {named[0]} to {named[-1]}" if len(named) > 1 else "".join(named)
-    rows.append({"finding": "sizes", "where": "all", "sets": len(named), "images": len(files), "detail": detail})
-    return rows
+    return [*rows, {"finding": "sizes", "where": "all", "sets": len(named), "images": len(files), "detail": detail}]
 
 
-def _class_rows(samples: pd.DataFrame) -> list[dict[str, Any]]:
+def _count_classes(usable: pd.DataFrame) -> list[dict[str, Any]]:
     """Usable samples by category, split and class."""
-    usable = samples[samples["problem"] == ""]
     name = usable["defect_class"].where(usable["label"] == 1, "normal, " + usable["split"])
     name = (usable["category"] + ": ").where(usable["category"] != "", "") + name
-    order = pd.DataFrame({"name": name, "category": usable["category"], "label": usable["label"]})
-    counts = order.groupby(["category", "label", "name"]).size().reset_index(name="images")
+    counts = usable.groupby(["category", "label", name.rename("name")]).size().reset_index(name="images")
     return [
-        {"finding": "class", "where": name, "images": n, "detail": f"{n / len(usable):.1%}"}
-        for name, n in zip(counts["name"], counts["images"], strict=True)
+        {"finding": "class", "where": where, "images": n, "detail": f"{n / len(usable):.1%}"}
+        for where, n in zip(counts["name"], counts["images"], strict=True)
     ]
 
 
 def _log_leaks(repeated: pd.DataFrame, groups: pd.DataFrame) -> None:
     """One line where train and test share images or groups, one for each image of contradictory labels."""
-    exact, near = (_shared(repeated[repeated["kind"] == kind]) for kind in ("exact", "near"))
-    items = _shared(groups)
-    if exact or near or items:
-        counts = {"exact copies": exact, "near copies": near, "parts of one item": items}
+    exact = repeated[repeated["kind"] == "exact"]
+    near = repeated[repeated["kind"] == "near"]
+    found = {"exact copies": _shared(exact), "near copies": _shared(near), "parts of one item": _shared(groups)}
+    if any(found.values()):
         logger.warning(
             "Train and test share %s, for example %s: results on them are optimistic; see ingestion.drop_duplicates "
             "and ingestion.group_split",
-            ", ".join(f"{name} ({len(found)})" for name, found in counts.items() if found),
-            (exact + near + items)[0],
+            ", ".join(f"{name} ({len(sets)})" for name, sets in found.items() if sets),
+            next(sets[0] for sets in found.values() if sets),
         )
-    for name, part in repeated[repeated["kind"] == "exact"].groupby("set", sort=False):
+    for name, part in exact.groupby("set", sort=False):
         if part["label"].nunique() > 1:
             logger.error("The same image is normal and anomalous (%s): %s", name, ", ".join(part["sample_id"]))
 

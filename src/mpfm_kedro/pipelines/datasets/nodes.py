@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,66 +9,10 @@ import pandas as pd
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.sources import SOURCES, synthetic
-from mpfm_kedro.sources.source import Counts, Source, compare_counts
+from mpfm_kedro.sources.source import Source
 
-COLUMNS = ["dataset", "title", "status", "folder", "normals", "normals_expected", "anomalies", "anomalies_expected"]
-COLUMNS += ["licence", "obtain", "problem"]
-
-
-def list_datasets(data_root: str) -> pd.DataFrame:
-    """One row per source, from the names of its files alone.
-
-    Status: found; other counts than published; unusable (something is there, and an error says what); missing. An
-    error of a source becomes the text of its row.
-    """
-    rows = [describe(source, Path(data_root)) for source in SOURCES.values()]
-    numbers = dict.fromkeys([name for name in COLUMNS if "normals" in name or "anomalies" in name], "Int64")
-    return pd.DataFrame(rows, columns=COLUMNS).astype(numbers)
-
-
-def describe(source: Source, root: Path) -> dict[str, Any]:
-    """What was found of one source."""
-    folder = root / source.name
-    row: dict[str, Any] = {"dataset": source.name, "title": source.title, "folder": str(folder), "problem": ""}
-    row |= {"licence": source.licence, "obtain": source.obtain}
-    row |= expected_numbers(list((source.counts or {}).values()))
-    if source is synthetic.SOURCE and not folder.is_dir():  # to locate them would draw them
-        return row | {"status": "missing", "problem": "Drawn when they are first used."}
-    try:
-        folder = source.locate(root)
-        return row | {"folder": str(folder)} | compare(source, source.list_samples(folder))
-    except (InputError, OSError) as error:
-        status = "unusable" if folder.exists() else "missing"
-        return row | {"folder": str(folder), "status": status, "problem": str(error)}
-
-
-def compare(source: Source, samples: pd.DataFrame) -> dict[str, Any]:
-    """Numbers of the listed samples against the published ones of the categories that are there."""
-    anomalies = int(samples["label"].sum())
-    found: dict[str, Any] = {"status": "found", "normals": len(samples) - anomalies, "anomalies": anomalies}
-    if source.counts is None:
-        return found
-    parts = {str(category): part for category, part in samples.groupby("category")}
-    problems = [
-        f"{category} {problem}".strip()
-        for category, part in parts.items()
-        for problem in compare_counts(part, source.counts[category])
-    ]
-    if problems:
-        found["status"] = "other counts"
-    if absent := sorted(set(source.counts) - set(parts)):
-        problems.append(f"not here: {', '.join(absent)}")
-    return found | expected_numbers([source.counts[name] for name in parts]) | {"problem": "; ".join(problems)}
-
-
-def expected_numbers(counts: Sequence[Counts]) -> dict[str, int]:
-    """Published numbers of several categories together; none for a source without any."""
-    if not counts:
-        return {}
-    anomalies = [n.anomalies if isinstance(n.anomalies, int) else sum(n.anomalies.values()) for n in counts]
-    return {"normals_expected": sum(n.train + n.test for n in counts), "anomalies_expected": sum(anomalies)}
-
-
+NUMBERS = ["normals", "normals_expected", "anomalies", "anomalies_expected"]
+COLUMNS = ["dataset", "title", "status", "folder", *NUMBERS, "licence", "obtain", "problem"]
 HEADINGS = {
     "found": "Ready to use, with kedro run --params=dataset=<name>:",
     "other counts": "Ready to use, but with other numbers of images than published:",
@@ -82,33 +25,69 @@ OWN = (
 )
 
 
-def write_datasets(datasets: pd.DataFrame) -> str:
-    """What is there and what is not, in sentences for the terminal."""
-    parts = []
+def list_datasets(data_root: str) -> tuple[pd.DataFrame, str]:
+    """One row per source, from the names of its files alone, and what is there in sentences for the terminal.
+
+    Status: found; other counts than published; unusable (something is there, and an error says what); missing. An
+    error of a source becomes the text of its row.
+    """
+    rows = [describe(source, Path(data_root)) for source in SOURCES.values()]
+    lines = []
     for status, heading in HEADINGS.items():
-        own = datasets[datasets["status"] == status]
+        shown = [row for row in rows if row["status"] == status]
         if status == "missing":  # the last sentence is on own images
-            own = own[own["dataset"] != "folder"]
-        if len(own):
-            parts += [heading, *(f"  {_sentence(row)}" for row in own.to_dict("records")), ""]
-    return "\n".join([*parts, OWN])
+            shown = [row for row in shown if row["dataset"] != "folder"]
+        if shown:
+            lines += [heading, *(f"  {_describe_in_words(row)}" for row in shown), ""]
+    table = pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(NUMBERS, "Int64"))
+    return table, "\n".join([*lines, OWN])
 
 
-def _sentence(row: dict[Any, Any]) -> str:
+def describe(source: Source, root: Path) -> dict[str, Any]:
+    """What was found of one source."""
+    folder = root / source.name
+    row: dict[str, Any] = {"dataset": source.name, "title": source.title, "folder": str(folder), "problem": ""}
+    row |= {"licence": source.licence, "obtain": source.obtain} | _expected_numbers(source, list(source.counts or {}))
+    if source is synthetic.SOURCE and not folder.is_dir():  # to locate them would draw them
+        return row | {"status": "missing", "problem": "Drawn when they are first used."}
+    try:
+        folder = source.locate(root)
+        return row | {"folder": str(folder)} | _compare(source, source.list_samples(folder))
+    except (InputError, OSError) as error:
+        status = "unusable" if folder.exists() else "missing"
+        return row | {"folder": str(folder), "status": status, "problem": str(error)}
+
+
+def _compare(source: Source, samples: pd.DataFrame) -> dict[str, Any]:
+    """Numbers of the listed samples against the published ones of the categories that are there."""
+    anomalies = int(samples["label"].sum())
+    compared = source.compare_counts(samples)
+    problems = [f"{category} {problem}".strip() for category, found in compared.items() for problem in found]
+    status = "other counts" if problems else "found"
+    if absent := sorted(set(source.counts or {}) - set(compared)):
+        problems.append(f"not here: {', '.join(absent)}")
+    found = {"status": status, "normals": len(samples) - anomalies, "anomalies": anomalies}
+    return found | _expected_numbers(source, list(compared)) | {"problem": "; ".join(problems)}
+
+
+def _expected_numbers(source: Source, categories: list[str]) -> dict[str, int]:
+    """Published numbers of several categories together; none for a source without any."""
+    counts = [source.counts[category] for category in categories] if source.counts else []
+    normals, anomalies = sum(n.train + n.test for n in counts), sum(n.n_anomalies for n in counts)
+    return {"normals_expected": normals, "anomalies_expected": anomalies} if counts else {}
+
+
+def _describe_in_words(row: dict[str, Any]) -> str:
     """One dataset: how many images, where it is or should be, where it comes from, its licence."""
     if row["status"] == "missing":
-        counts = _counts(row, "normals_expected", "anomalies_expected")
-        about = ", ".join(filter(None, [counts, f"licence: {row['licence']}"]))
+        about = ", ".join(filter(None, [_count(row, "_expected"), f"licence: {row['licence']}"]))
         return f"{row['dataset']} ({about}). {row['problem']}"
-    about = ", ".join(filter(None, [row["title"], _counts(row, "normals", "anomalies")]))
+    about = ", ".join(filter(None, [row["title"], _count(row)]))
     problem = f" {row['problem'][:1].upper()}{row['problem'][1:]}." if row["problem"] else ""
     return f"{row['dataset']}: {about}, in {row['folder']}.{problem} From {row['obtain']}; licence: {row['licence']}."
 
 
-def _counts(row: dict[Any, Any], normals: str, anomalies: str) -> str:
-    """Both numbers in words; a CSV file gives a missing one back as an empty text."""
-    numbers = [row[normals], row[anomalies]]
-    if any(pd.isna(number) or number == "" for number in numbers):
+def _count(row: dict[str, Any], which: str = "") -> str:
+    if f"normals{which}" not in row:
         return ""
-    first, second = (f"{int(float(number)):,}" for number in numbers)
-    return f"{first} normal and {second} anomalous images"
+    return f"{row[f'normals{which}']:,} normal and {row[f'anomalies{which}']:,} anomalous images"

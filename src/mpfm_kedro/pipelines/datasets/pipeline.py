@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline, node
 
-from mpfm_kedro.pipelines.datasets.nodes import list_datasets, write_datasets
+from mpfm_kedro.pipelines.datasets.nodes import list_datasets
 
 
-def create_pipeline(**_: object) -> Pipeline:
+def create_pipeline() -> Pipeline:
     """The list of all datasets."""
-    return Pipeline(
-        [
-            node(list_datasets, "params:data_root", "datasets", name="list_datasets"),
-            node(write_datasets, "datasets", "summary_text", name="write_datasets"),
-        ],
-        namespace="datasets",
-        outputs={"datasets"},
-        parameters={"params:data_root"},
-    )
+    written = ["datasets", "datasets_summary_text"]
+    return Pipeline([node(list_datasets, "params:data_root", written, name="list_datasets")])

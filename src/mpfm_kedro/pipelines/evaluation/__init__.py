@@ -1,5 +1,1 @@
-"""The stage evaluation."""
-
-from mpfm_kedro.pipelines.evaluation.pipeline import create_pipeline
-
-__all__ = ["create_pipeline"]
+"""Metrics of trials, and their summary."""

@@ -1,5 +1,3 @@
 """The stage ingestion."""
 
-from mpfm_kedro.pipelines.ingestion.pipeline import create_pipeline
-
-__all__ = ["create_pipeline"]
+from mpfm_kedro.pipelines.ingestion.pipeline import create_pipeline as create_pipeline

@@ -1,4 +1,4 @@
-"""What a production model says of new images."""
+"""Predictions of a production model for new images."""
 
 from __future__ import annotations
 
@@ -31,18 +31,20 @@ def predict_images(
     if images is None:
         raise InputError("Parameter 'images' is missing: name a file, a folder or a pattern, --params=images=PATH")
     inspector = Inspector(model, device, ingestion.max_megapixels)
-    promised = inspector.promised(parameters.false_alarm_rate, parameters.confidence)
+    threshold = inspector.threshold_for(parameters.false_alarm_rate, parameters.confidence)
     log = PredictionLog.of(log_folder, model.card)
     return predict_files(
-        inspector, find_images(images), log, promised, overlays, parameters.overlays, parameters.workers
+        inspector, find_images(images), log, threshold, overlays, parameters.overlays, parameters.workers
     )
 
 
 def summarise_predictions(predictions: pd.DataFrame) -> str:
     """How many images got which decision, for the terminal."""
     counts = Counter(predictions["decision"])
-    said = ", ".join(f"{counts[name]:,} {name}" for name in ("defective", "uncertain", "good", "error") if counts[name])
-    lines = [f"{len(predictions):,} images: {said}."]
+    shown = ", ".join(
+        f"{counts[name]:,} {name}" for name in ("defective", "uncertain", "good", "error") if counts[name]
+    )
+    lines = [f"{len(predictions):,} images: {shown}."]
     for row in predictions[predictions["decision"] == "defective"].head(5).itertuples():
         lines.append(f"  {row.score:8.2f}  {row.path}")
     return "\n".join(lines)

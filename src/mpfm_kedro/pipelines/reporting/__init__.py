@@ -1,5 +1,1 @@
-"""The stage reporting."""
-
-from mpfm_kedro.pipelines.reporting.pipeline import create_pipeline
-
-__all__ = ["create_pipeline"]
+"""Tables, figures and pages."""

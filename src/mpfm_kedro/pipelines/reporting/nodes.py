@@ -1,78 +1,143 @@
-"""What a report shows besides numbers."""
+"""What a report shows besides numbers, and the report."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from urllib.parse import quote
+from datetime import date
+from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from mpfm_kedro.backbones.features import Features
-from mpfm_kedro.experiments.cache import ArtefactFile
-from mpfm_kedro.experiments.columns import ours
-from mpfm_kedro.experiments.models import typical_normals
-from mpfm_kedro.experiments.trials import pieces_of, read_trials
+from mpfm_kedro.compute import torch_device
 from mpfm_kedro.images.loading import ImageLoader
-from mpfm_kedro.parallel import torch_device
-from mpfm_kedro.parameters import InspectionParameters
-from mpfm_kedro.reports.groups import to_strip
+from mpfm_kedro.parameters import ComparisonParameters, InspectionParameters, TrainingParameters
+from mpfm_kedro.protocol.description import (
+    sample_features,
+    tabulate_history,
+    tabulate_modes,
+    trials_of_mpfm,
+    typical_normals,
+)
+from mpfm_kedro.protocol.methods import describe_methods, from_json
+from mpfm_kedro.protocol.trials import Trials
+from mpfm_kedro.provenance import code_revision
+from mpfm_kedro.reports import figures
+from mpfm_kedro.reports.figures import to_strip
+from mpfm_kedro.reports.setting import write_report, write_summary
 
 MOST_CELLS = 8
 TYPICAL = 6  # images of each group
 
 
-def show_mistakes(
-    runs: pd.DataFrame,
-    trials: pd.DataFrame,
+def describe_models(
+    models: Trials,
     scores: pd.DataFrame,
     features: Features,
     samples: pd.DataFrame,
     images: ImageLoader,
-    initial_models: dict[str, ArtefactFile],
-    models: dict[str, ArtefactFile],
-    report_folder: Path,
     inspection: InspectionParameters,
-    device: str,
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Of the first seed's MPFM in each cell: misses and false alarms as images, precision and recall at a threshold.
+) -> dict[str, pd.DataFrame]:
+    """What the models of a setting tell: training curves, groups of normals, misses and false alarms as images."""
+    mistakes, operating_points = show_mistakes(models, scores, features, samples, images, inspection)
+    return {
+        "modes": tabulate_modes(models),
+        "history": tabulate_history(models),
+        "sampled_features": sample_features(models, features),
+        "groups": show_groups(models, samples, images),
+        "mistakes": mistakes,
+        "operating_points": operating_points,
+    }
 
-    Each image has a link to its file, relative to the folder of the report.
-    """
+
+def show_mistakes(
+    models: Trials,
+    scores: pd.DataFrame,
+    features: Features,
+    samples: pd.DataFrame,
+    images: ImageLoader,
+    inspection: InspectionParameters,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Of the first seed's MPFM in each cell: misses and false alarms as images, precision and recall at a threshold."""
     from mpfm_kedro.inspection.mistakes import COLUMNS, POINTS, find_mistakes  # with torch, which is slow to import
 
-    method = ours(trials["method"])
-    first = (
-        trials[trials["method"] == method].drop_duplicates(["category", "known_class", "n_anomalies"]).head(MOST_CELLS)
-    )
+    trials = trials_of_mpfm(models)
+    cells = {
+        (trial.run["category"], trial.run["known_class"], trial.run["n_anomalies"]): trial for trial in trials[::-1]
+    }
+    first = [trial for trial in trials if trial in cells.values()][:MOST_CELLS]
     tables, points = [pd.DataFrame(columns=COLUMNS)], []
-    for trial in read_trials(first, runs):
-        pieces = {name: file.load() for name, file in pieces_of(trial, initial_models | models).items()}
-        own = scores[(scores["run"] == trial.run["run"]) & (scores["method"] == method)]
-        rate, confidence = inspection.false_alarm_rate, inspection.confidence
+    for trial in first:
+        own = scores[(scores["run"] == trial.run["run"]) & (scores["method"] == trial.method.name)]
         table, point = find_mistakes(
-            trial.run, pieces, own, features, samples, images.read, rate, confidence, torch_device(device)
+            trial.run,
+            models.artefacts(trial),
+            own,
+            features,
+            samples,
+            images.read,
+            inspection.false_alarm_rate,
+            inspection.confidence,
+            torch_device(inspection.device),
         )
         tables.append(table)
         points.append(point)
     table = pd.concat(tables[1:] or tables, ignore_index=True)
     paths = samples.set_index("sample_id")["path"].loc[table["sample"]]
-    links = [quote(Path(os.path.relpath(images.folder / path, report_folder)).as_posix()) for path in paths]
-    return table.assign(link=links), pd.DataFrame(points, columns=POINTS)
+    return table.assign(link=[(images.folder / path).as_uri() for path in paths]), pd.DataFrame(points, columns=POINTS)
 
 
-def show_groups(
-    runs: pd.DataFrame, samples: pd.DataFrame, images: ImageLoader, initial_models: dict[str, ArtefactFile]
-) -> pd.DataFrame:
+def show_groups(models: Trials, samples: pd.DataFrame, images: ImageLoader) -> pd.DataFrame:
     """The groups that K-means++ found among the first run's normals: size, and a strip of their most typical images."""
     where = samples.set_index("sample_id")[["path", "crop", "content_hash", "pixel_range"]]
     rows = []
-    for size, members in typical_normals(runs, initial_models, TYPICAL):
-        thumbnails = [images.thumbnail(*where.loc[sample]) for sample in members]
-        rows.append({"size": size, "image": to_strip(thumbnails)})
+    for size, members in typical_normals(models, TYPICAL):
+        rows.append({"size": size, "image": to_strip([images.thumbnail(*where.loc[sample]) for sample in members])})
     return pd.DataFrame(rows, columns=["size", "image"])
 
 
-def keep_report(report: str) -> str:
-    """The report as a version, two folders deeper below the output folder: its links lead to the same files."""
-    return report.replace("<head>", "<head><base href='../../'>", 1)
+def draw_figures(
+    scores: pd.DataFrame, evaluation: dict[str, pd.DataFrame], description: dict[str, pd.DataFrame]
+) -> dict[str, Figure]:
+    """The figures of a setting by name."""
+    history = description["history"]
+    return {
+        "roc_curves": figures.draw_roc_curves(scores, evaluation["run_metrics"]),
+        "score_histograms": figures.draw_score_histograms(scores),
+        "loss_curves": figures.draw_loss_curves(history),
+        "prototype_usage": figures.draw_prototype_usage(history),
+        "sampled_features": figures.draw_sampled_features(description["sampled_features"]),
+    }
+
+
+def write_setting(
+    scores: pd.DataFrame, evaluation: dict[str, pd.DataFrame], description: dict[str, pd.DataFrame]
+) -> tuple[str, str]:
+    """The page of a setting, and its summary for the terminal."""
+    tables = {**evaluation, **{name: table for name, table in description.items() if name != "modes"}}
+    page = write_report(scores=scores, **tables)
+    summary = write_summary(
+        *(evaluation[name] for name in ("summary", "without_repeats", "differences", "run_metrics"))
+    )
+    return page, summary
+
+
+def list_methods(runs: pd.DataFrame, training: TrainingParameters, comparison: ComparisonParameters) -> pd.DataFrame:
+    """Kind, budget and note of the methods of a study, in the order of the tables."""
+    methods = {method.name: method for content in runs["methods"].unique() for method in from_json(content)}
+    return pd.DataFrame(describe_methods(methods.values(), training, comparison.steps))
+
+
+def describe_origin(study: str, parameters: dict[str, Any], runs: pd.DataFrame, features: Features) -> str:
+    """How a table was made: pipeline, date, revision and the parameters that users set most."""
+    names = ["dataset", "category", "known_class", "first_seed", "n_seeds", "backbone"]
+    if parameters["name"] != parameters["dataset"]:
+        names.insert(1, "name")
+    shown = {name: parameters[name] for name in names}
+    shown |= {name: " + ".join(value) for name, value in shown.items() if isinstance(value, list)}
+    values = ", ".join(f"{name}={value}" for name, value in shown.items())
+    numbers = ", ".join(str(number) for number in sorted(runs["n_anomalies"].unique(), reverse=True))
+    return (
+        f"Made by `kedro run --pipelines={study}` on {date.today().isoformat()}, revision {code_revision()}, "
+        f"with {values}, image_size={features.store.spec.image_size}, M = {numbers}; the backbone is frozen."
+    )

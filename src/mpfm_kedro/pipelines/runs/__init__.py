@@ -1,5 +1,1 @@
-"""The stage runs."""
-
-from mpfm_kedro.pipelines.runs.pipeline import create_pipeline
-
-__all__ = ["create_pipeline"]
+"""Runs: who learns and who is tested."""

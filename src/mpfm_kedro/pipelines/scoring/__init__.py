@@ -1,5 +1,1 @@
-"""The stage scoring."""
-
-from mpfm_kedro.pipelines.scoring.pipeline import create_pipeline
-
-__all__ = ["create_pipeline"]
+"""Scores of the test samples."""

@@ -1,43 +1,35 @@
-"""Scores of every test sample by every detector, and how well it shows where defects are."""
+"""Scores of every test sample, and how well the heat maps show where defects are."""
 
 from __future__ import annotations
 
 import pandas as pd
 
 from mpfm_kedro.backbones.features import Features
-from mpfm_kedro.experiments.cache import ArtefactFile, Cache
-from mpfm_kedro.experiments.localisation import measure_localisation
-from mpfm_kedro.experiments.trials import read_trials, score_trials
 from mpfm_kedro.images.loading import ImageLoader
-from mpfm_kedro.parameters import ComputeParameters
+from mpfm_kedro.parameters import ComparisonParameters, ComputeParameters
+from mpfm_kedro.protocol.scores import ScorePlan, plan_baselines, plan_scores
+from mpfm_kedro.protocol.trials import Trials, list_trials
 
 
-def score_samples(
+def score_images(
+    models: Trials, features: Features, samples: pd.DataFrame, images: ImageLoader, compute: ComputeParameters
+) -> tuple[ScorePlan, ScorePlan, ScorePlan]:
+    """Scores of MPFM, its pixel measures where there are masks, and the seconds of each trial."""
+    plan = plan_scores(list(models), features, samples, images, compute)
+    return plan, plan.of("pixel_measures"), plan.of("costs")
+
+
+def score_compared(
     runs: pd.DataFrame,
-    trials: pd.DataFrame,
+    models: Trials,
     features: Features,
-    initial_models: dict[str, ArtefactFile],
-    models: dict[str, ArtefactFile],
-    cache: Cache,
-    device: str,
-    compute: ComputeParameters,
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """One row per trial and test sample, with the four scores of MPFM; and the seconds of every trial."""
-    return score_trials(read_trials(trials, runs), features, initial_models | models, cache, device, compute)
-
-
-def measure_pixels(
-    runs: pd.DataFrame,
-    trials: pd.DataFrame,
     samples: pd.DataFrame,
     images: ImageLoader,
-    features: Features,
-    initial_models: dict[str, ArtefactFile],
-    models: dict[str, ArtefactFile],
-    cache: Cache,
-    device: str,
+    comparison: ComparisonParameters,
     compute: ComputeParameters,
-) -> pd.DataFrame:
-    """Pixel AUROC, AUPRO and pixel F1: one row per trial whose detector has heat maps; none without masks."""
-    fitted = initial_models | models
-    return measure_localisation(read_trials(trials, runs), samples, images, features, fitted, cache, device, compute)
+) -> tuple[ScorePlan, ScorePlan, ScorePlan]:
+    """The same with baselines and references, each of which is fitted and scored in one task."""
+    trials = [trial for trial in list_trials(runs) if not trial.method.mpfm]
+    plan = plan_scores(list(models), features, samples, images, compute)
+    plan += plan_baselines(trials, comparison.steps, features, samples, images, compute)
+    return plan, plan.of("pixel_measures"), plan.of("costs")

@@ -1,0 +1,81 @@
+"""Does the guarantee hold? False-alarm rates that were guaranteed and found, on the test side of a dataset.
+
+    python benchmarks/guarantees.py elpv        # after kedro run --pipelines=features --params=dataset=elpv
+
+Each seed fits a model as `kedro run --pipelines=fit` does, on the training side of the general setting alone: the
+guarantee rests on training normals, and is compared with the test normals that nothing was fitted to.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import torch
+
+from mpfm_kedro.detectors.mpfm.detector import load
+from mpfm_kedro.images.views import ORIGINAL
+from mpfm_kedro.inspection.production import ProductionFit, calibrate
+from mpfm_kedro.inspection.thresholds import DEFECTIVE, GOOD, UNCERTAIN, choose_threshold, decide, item_scores
+from mpfm_kedro.protocol.data import select, training_data
+from mpfm_kedro.protocol.runs import make_general_runs
+from project import fit_mpfm, open_project, parser
+
+RATES = (0.005, 0.01, 0.05)
+DEVICE = torch.device("cpu")
+
+
+def main() -> None:
+    """Fit, compare, print a table in Markdown."""
+    arguments = parser(str(__doc__).splitlines()[0])
+    arguments.add_argument("--confidence", type=float, default=0.95)
+    given = arguments.parse_args()
+    parameters, compute, (samples, features, images) = open_project(given, "samples", "features", "images")
+    protocol = parameters.protocol.model_copy(update={"n_anomalies": [10], "n_seeds": given.seeds})
+    trials, _ = fit_mpfm(make_general_runs(samples, protocol), features, parameters, compute)
+    rows = []
+    for trial in trials:
+        run, fits = trial.run, trials.artefacts(trial)
+        fitted = ProductionFit(run, fits, features, samples, images, [])
+        calibration, _ = calibrate(fitted, training_data(run, features), DEVICE)
+        detector = load(fits, DEVICE)
+        found = {
+            kind: detector.score_samples(select(features, np.array(run[f"test_{kind}"]), [ORIGINAL])).score
+            for kind in ("normals", "anomalies")
+        }
+        unseen = item_scores(calibration.normal_scores, calibration.normal_items)
+        for rate in RATES:
+            threshold = choose_threshold(unseen, rate, given.confidence)
+            of_normals, of_anomalies = (decide(found[kind], threshold) for kind in ("normals", "anomalies"))
+            rows.append(
+                {
+                    "rate": rate,
+                    "guaranteed": threshold.rate_guaranteed,
+                    "found": np.mean(of_normals == DEFECTIVE),
+                    "uncertain normals": np.mean(of_normals == UNCERTAIN),
+                    "defective": np.mean(of_anomalies == DEFECTIVE),
+                    "uncertain": np.mean(of_anomalies == UNCERTAIN),
+                    "missed": np.mean(of_anomalies == GOOD),
+                    "held-out normals": threshold.n_normals,
+                }
+            )
+    print(as_markdown(pd.DataFrame(rows), len(found["normals"]), given.confidence))
+
+
+def as_markdown(table: pd.DataFrame, n_test: int, confidence: float) -> str:
+    """Means over seeds, with the least and the largest false-alarm rate."""
+    lines = [
+        f"| asked for | guaranteed ({confidence:.0%}) | found on {n_test} test normals: mean (least to largest) | "
+        "normals called uncertain | anomalies called defective | uncertain | good (missed) |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for rate, own in table.groupby("rate"):
+        mean = own.mean()
+        shown = f"{mean['found']:.1%} ({own['found'].min():.1%} to {own['found'].max():.1%})"
+        shares = " | ".join(f"{mean[name]:.1%}" for name in ("uncertain normals", "defective", "uncertain", "missed"))
+        lines.append(f"| {rate:.1%} | {mean['guaranteed']:.2%} | {shown} | {shares} |")
+    normals = sorted(set(table["held-out normals"]))
+    return "\n".join([*lines, "", f"Held-out normals behind each guarantee: {', '.join(map(str, normals))}."])
+
+
+if __name__ == "__main__":
+    main()

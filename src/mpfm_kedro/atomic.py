@@ -1,0 +1,188 @@
+"""Files that are there whole or not at all: written under a temporary name, put on the disk, then renamed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+from mpfm_kedro.errors import InputError
+
+if TYPE_CHECKING:  # slow to import
+    import pandas as pd
+
+REBUILD_HINT = "rerun the full pipeline (without --tags) to rebuild it"
+UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+@contextmanager
+def replacing(path: Path, need: int = 0) -> Iterator[Path]:
+    """A temporary file beside ``path`` to write to; it takes the name of ``path`` when all went well.
+
+    Who may read it is decided by the umask, also where a library writes files for their owner alone (safetensors).
+
+    Args:
+        path: to write.
+        need: bytes that it will have, where they are known; a full disk is reported with them.
+    """
+    with _explained(path, need) as partial:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        make_readable(partial)
+        fsync_path(partial)
+        partial.replace(path)
+        fsync_path(path.parent)
+
+
+@contextmanager
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder beside ``folder`` for files; it takes the place of ``folder`` when all went well.
+
+    The earlier folder is renamed first: a process that is killed in between leaves it where ``readable_folder`` looks.
+    """
+    old = _former(folder)
+    with _explained(folder) as partial:
+        partial.mkdir(parents=True)
+        yield partial
+        for file in partial.iterdir():
+            make_readable(file)
+            fsync_path(file)
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            folder.replace(old)
+        partial.replace(folder)
+        fsync_path(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def readable_folder(folder: Path) -> Path:
+    """A folder, or the earlier one where its replacement was interrupted."""
+    return _former(folder) if not folder.exists() and _former(folder).is_dir() else folder
+
+
+def _former(folder: Path) -> Path:
+    return folder.with_name(f".old.{folder.name}")
+
+
+@contextmanager
+def _explained(path: Path, need: int = 0) -> Iterator[Path]:
+    """A temporary name beside ``path``; what remains there is deleted, and an error of the system named."""
+    partial = path.with_name(f".{os.getpid()}.{token_hex(4)}.{path.name}")
+    try:
+        yield partial
+    except Exception as error:
+        system_error = find_system_error(error)
+        if system_error is None:
+            raise
+        need = max(need, _size(partial))
+        _delete(partial)  # before the free space is asked for
+        raise InputError(f"Cannot write {path}: {explain(system_error, path.parent, need)}") from error
+    finally:
+        _delete(partial)
+
+
+def find_system_error(error: BaseException | None) -> OSError | None:
+    """The error of the operating system that another error was caused by, if any.
+
+    Libraries in Rust, such as safetensors, give it as text alone.
+    """
+    while error is not None:
+        if isinstance(error, InputError):
+            return None  # explained already
+        if isinstance(error, OSError):
+            return error
+        if number := re.search(r"\(os error (\d+)\)", str(error)):
+            return OSError(int(number[1]), os.strerror(int(number[1])))
+        error = error.__cause__
+    return None
+
+
+def explain(error: OSError, folder: Path, need: int = 0) -> str:
+    """What the operating system refused; of a full disk also how many bytes were needed and are free."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return reason
+    return f"{reason}; it needs {format_bytes(need)} or more, {format_bytes(free_bytes(folder))} are free"
+
+
+def free_bytes(folder: Path) -> int:
+    """Free disk space where a folder is, or will be."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return shutil.disk_usage(there).free
+
+
+def format_bytes(size: float) -> str:
+    """A number of bytes with three digits, such as 12.3 MB."""
+    power = 0
+    while round(size, 1) >= 1000 and power < len(UNITS) - 1:
+        size, power = size / 1000, power + 1
+    return f"{size:.{0 if power == 0 or size >= 100 else 1}f} {UNITS[power]}"
+
+
+def save_table(table: pd.DataFrame, path: Path) -> None:
+    """Write a table as Parquet in one step, with Parquet's own checksums of its pages."""
+    with replacing(path) as partial:
+        table.to_parquet(partial, write_page_checksum=True)
+
+
+def load_table(path: Path, advice: str = REBUILD_HINT) -> pd.DataFrame:
+    """A table in Parquet; a damaged file is an error that names it and gives the advice."""
+    import pandas as pd
+
+    try:
+        return pd.read_parquet(path, page_checksum_verification=True)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # pyarrow answers a damaged file with exceptions of a dozen types
+        raise InputError(f"{path} is damaged ({first_line(error)}); {advice}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in short."""
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def make_readable(file: Path) -> None:
+    """Let the umask decide who may read a file that a library wrote for its owner alone."""
+    if file.stat().st_mode & 0o077 == 0:
+        file.chmod(0o666 & ~_umask())
+
+
+def _umask() -> int:
+    """The umask of this process, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def fsync_path(path: Path) -> None:
+    """See that a file or folder is on the disk, and not in memory alone: it outlasts a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not path.is_dir():  # not every file system does this to a folder
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of the files in a folder."""
+    try:
+        return sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir()))
+    except OSError:
+        return 0
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        path.unlink()

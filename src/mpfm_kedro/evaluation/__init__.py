@@ -1,0 +1,1 @@
+"""What scores are worth: measures, intervals, ranks, false alarms, pixel measures and the published results."""

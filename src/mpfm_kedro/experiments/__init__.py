@@ -1,1 +1,0 @@
-"""Experiments: the protocol, trials and their cache, metrics and intervals."""

@@ -1,0 +1,1 @@
+"""MPFM: prototypes, flow training, calibration."""

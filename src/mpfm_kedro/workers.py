@@ -1,0 +1,243 @@
+"""Who does the tasks: this process, worker processes of this machine, or a Dask cluster."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from joblib import cpu_count
+from joblib.externals.loky import get_reusable_executor
+from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.parameters import ComputeParameters
+
+if TYPE_CHECKING:  # an optional package
+    from distributed import Client
+
+logger = logging.getLogger(__name__)
+Work = Callable[..., Any]
+
+MAX_IDLE_SECONDS = 60  # after which a worker process without work ends
+MAX_WORKERLESS_SECONDS = 600.0  # after which a Dask cluster without workers is an error
+FETCHING_THREADS, FETCHING_SECONDS = 4, 60.0  # of results of a Dask cluster, and how long one may take
+DASK_WINDOW = 32  # tasks that the scheduler holds at least: each carries its part of the tables
+LOCAL, SLURM = "local", "slurm"
+NAME = "compute.dask_scheduler"
+LOST_WORKERS = (TerminatedWorkerError, CancelledError)  # errors that say nothing about their task
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Where tasks are sent.
+
+    Attributes:
+        submit: sends a task and returns its future.
+        capacity: how many tasks may be sent at once.
+        blamed: the error of a task whose worker was killed repeatedly, by this task or by another one there.
+    """
+
+    submit: Callable[[Any], Future[Any]]
+    capacity: Callable[[], int]
+    blamed: type[Exception] | tuple[()] = ()
+
+
+def this_process(function: Work) -> Workers:
+    """One task at a time, right here."""
+
+    def submit(task: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(task))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    return Workers(submit, lambda: 1)
+
+
+@contextmanager
+def processes(function: Work, at_once: int, threads: int) -> Iterator[Workers]:
+    """Processes of this machine; warm ones with the same threads are reused, and an error ends them all."""
+    # read before the worker imports any library; passive: threads that wait leave the cores to others
+    numbers = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+    executor = get_reusable_executor(
+        at_once,
+        timeout=MAX_IDLE_SECONDS,
+        initializer=_prepare_process,
+        initargs=(os.getpid(),),
+        env={**numbers, "OMP_WAIT_POLICY": "PASSIVE"},
+    )
+    try:
+        with warnings.catch_warnings():
+            # a worker whose memory grew is replaced between two tasks, as it should be
+            warnings.filterwarnings("ignore", "A worker stopped while some jobs", UserWarning)
+            yield Workers(lambda task: executor.submit(function, task), lambda: 2 * at_once)
+    except TerminatedWorkerError as error:
+        executor.shutdown(kill_workers=True)
+        raise InputError(
+            "A worker process was killed, probably out of memory: lower compute.processes or compute.memory_share"
+        ) from error
+    except BaseException:
+        executor.shutdown(kill_workers=True)
+        raise
+
+
+def _prepare_process(parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    _show_log()
+    threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
+
+
+def _exit_with_parent(parent: int) -> None:
+    """A worker whose parent was killed must not continue."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _show_log() -> None:
+    """Let a worker log the project's messages."""
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+    logging.getLogger("mpfm_kedro").setLevel(logging.INFO)
+
+
+@contextmanager
+def dask_workers(function: Work, label: str, parameters: ComputeParameters, shared: Any = None) -> Iterator[Workers]:
+    """Workers of a Dask cluster, which repeats the tasks of a lost worker, and no others.
+
+    Args:
+        function: of a task, and of ``shared`` where that is given.
+        label: of the log lines.
+        parameters: which cluster, threads of a task, and what its worker must have.
+        shared: something large that all tasks need; it is sent to each worker once.
+    """
+    with _client(parameters) as client:
+        from distributed import KilledWorker  # there, or there would be no client
+
+        resources = _checked_resources(client, parameters)
+        cluster, threads = parameters.dask_scheduler, parameters.threads or 1
+        last_seen = time.monotonic()
+        # as the result of a task: unlike scattered data, Dask computes it again if its worker is lost
+        more = () if shared is None else (client.submit(_same, shared, pure=False),)
+        fetching = ThreadPoolExecutor(FETCHING_THREADS)
+
+        def submit(task: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            remote = client.submit(_run_on_dask, function, threads, task, *more, pure=False, resources=resources)
+            # not in Dask's own thread for callbacks: one result that never comes would stop all others
+            remote.add_done_callback(lambda remote: fetching.submit(_copy_outcome, remote, future))
+            return future
+
+        def capacity() -> int:
+            nonlocal last_seen
+            n_threads = sum(client.nthreads().values())  # workers may have joined
+            if n_threads:
+                last_seen = time.monotonic()
+            elif time.monotonic() - last_seen > MAX_WORKERLESS_SECONDS and cluster != SLURM:  # its jobs may wait days
+                raise InputError(
+                    f"{NAME}: the Dask cluster {cluster} has had no worker for {MAX_WORKERLESS_SECONDS:g} s; "
+                    "start some, then start again: what is finished is kept"
+                )
+            return max(DASK_WINDOW, 2 * n_threads)
+
+        logger.info(f"{label}: on the Dask cluster {cluster}, {sum(client.nthreads().values())} tasks at once")
+        try:
+            yield Workers(submit, capacity, KilledWorker)
+        except (CancelledError, OSError) as error:
+            raise InputError(f"{NAME}: the Dask scheduler at {cluster} was lost") from error
+        finally:
+            fetching.shutdown(wait=False, cancel_futures=True)
+
+
+def _same(shared: Any) -> Any:
+    return shared
+
+
+def _run_on_dask(function: Work, threads: int, *task: Any) -> Any:
+    import torch
+
+    _show_log()
+    torch.set_num_threads(threads)
+    return function(*task)
+
+
+def _copy_outcome(remote: Any, future: Future[Any]) -> None:
+    """Copy the outcome of a Dask future; unlike Dask's own executor, one that cannot be fetched is an error, too."""
+    try:
+        future.set_result(remote.result(timeout=FETCHING_SECONDS))
+    except TimeoutError:
+        future.set_exception(CancelledError())
+    except Exception as error:
+        future.set_exception(error)
+
+
+def _client(parameters: ComputeParameters) -> Client:
+    """A client of the cluster that the parameters name."""
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise InputError(f"{NAME} needs the package distributed: pip install 'mpfm_kedro[dask]'") from error
+    for name in (
+        "distributed",
+        "distributed.client",
+    ):  # no trace-backs beside our own error
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    where = str(parameters.dask_scheduler)
+    if where == LOCAL:
+        return Client(_local_cluster(parameters.processes or cpu_count()))
+    if where == SLURM:
+        return Client(_slurm_cluster(parameters.processes))
+    try:
+        return Client(where, timeout="10s")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{NAME}: no Dask scheduler answers at {where}") from error
+
+
+@cache
+def _local_cluster(workers: int) -> Any:
+    """Worker processes of this machine, until this process ends; a worker that dies is replaced."""
+    from distributed import LocalCluster
+
+    return LocalCluster(n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None)
+
+
+@cache
+def _slurm_cluster(workers: int) -> Any:
+    """Workers in jobs of SLURM, until this process ends; Dask's configuration ``jobqueue.slurm`` describes a job."""
+    try:
+        from dask_jobqueue import SLURMCluster
+    except ImportError as error:
+        raise InputError(f"{NAME}={SLURM} needs the package dask-jobqueue: pip install 'mpfm_kedro[slurm]'") from error
+    if not workers:
+        raise InputError(f"{NAME}={SLURM}: compute.processes = 0; say how many workers to ask SLURM for")
+    try:
+        cluster = SLURMCluster()
+    except ValueError as error:
+        raise InputError(f"{NAME}={SLURM}: {error}; see docs/operations.md for Dask's configuration") from error
+    cluster.scale(workers)
+    return cluster
+
+
+def _checked_resources(client: Client, parameters: ComputeParameters) -> dict[str, float] | None:
+    """The resources that a task takes; an error where there are workers and none of them has so much."""
+    wanted = parameters.dask_resources
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    having = [all(worker["resources"].get(name, 0) >= least for name, least in wanted.items()) for worker in workers]
+    if having and not any(having):
+        labels = ",".join(f"{name}={least:g}" for name, least in wanted.items())
+        raise InputError(
+            f"compute.dask_resources: no worker of the Dask cluster {parameters.dask_scheduler} has {labels}; "
+            f"start workers with: dask worker ADDRESS --resources {labels}"
+        )
+    return wanted or None

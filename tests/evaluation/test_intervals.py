@@ -1,0 +1,223 @@
+"""The bootstrap: exact where the answer is known, honest where it is not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.stats import norm
+from sklearn.metrics import roc_auc_score
+
+from evaluation.synthetic_trials import one, trial_costs, trial_scores
+from mpfm_kedro.evaluation.intervals import DIFFERENCES, paired_differences, weighted_aucs
+from mpfm_kedro.evaluation.measures import measure_trials, summarise
+
+FEW_VALUES = st.integers(-3, 3).map(float)  # with ties
+
+
+@given(
+    arrays(float, st.integers(1, 12), elements=FEW_VALUES),
+    arrays(float, st.integers(1, 12), elements=FEW_VALUES),
+    st.integers(0, 100),
+)
+@settings(max_examples=60, deadline=None)
+def test_weighted_auc_is_that_of_repeated_samples(normals, anomalies, seed):
+    rng = np.random.default_rng(seed)
+    weights = [rng.integers(0, 4, (len(scores), 5)).astype(np.float32) for scores in (normals, anomalies)]
+    for values in weights:
+        values[:, 0] = 1
+        values[0] += 1  # none without a sample
+    found = weighted_aucs(normals, anomalies, *weights)
+    for draw in range(5):
+        repeated = [np.repeat(s, w[:, draw].astype(int)) for s, w in zip((normals, anomalies), weights, strict=True)]
+        label = np.repeat([0, 1], [len(scores) for scores in repeated])
+        assert found[draw] == pytest.approx(roc_auc_score(label, np.concatenate(repeated)))
+
+
+def test_weights_of_ones_give_scikit_learn_s_auc():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        normals, anomalies = rng.normal(size=200).round(1), rng.normal(0.7, size=90).round(1)
+        ones = [np.ones((len(scores), 1), dtype=np.float32) for scores in (normals, anomalies)]
+        label = np.repeat([0, 1], [200, 90])
+        expected = roc_auc_score(label, np.concatenate([normals, anomalies]))
+        assert weighted_aucs(normals, anomalies, *ones)[0] == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_draw_without_any_anomaly_has_no_auc():
+    ones, none = np.ones((3, 1), dtype=np.float32), np.zeros((2, 1), dtype=np.float32)
+    assert np.isnan(weighted_aucs(np.arange(3.0), np.arange(2.0), ones, none)[0])
+
+
+def test_identical_methods_do_not_differ():
+    scores = trial_scores({"MPFM": 1.0})
+    both = pd.concat([scores, scores.assign(method="copy")], ignore_index=True)
+    differences = paired_differences(both, draws=50)
+    assert differences.columns.tolist() == DIFFERENCES
+    assert (differences[["difference", "low", "high"]] == 0).all(axis=None)
+    assert set(differences["verdict"]) == {"undecided"}
+    assert len(differences) == 2 + 3 * 2
+
+
+def test_better_and_worse_methods_are_distinguished():
+    strength = {"MPFM": 1.5, "strong": 4.0, "weak": 0.0, "alike": 1.5}
+    scores = trial_scores(strength, n_seeds=5, n_normals=80, n_anomalies=40)
+    differences = paired_differences(scores, draws=300)
+    verdicts = differences.groupby("method")["verdict"].agg(set)
+    assert verdicts["strong"] == {"better"}
+    assert verdicts["weak"] == {"worse"}
+    assert "undecided" in verdicts["alike"]
+    assert (differences["low"] <= differences["difference"]).all()
+    assert (differences["difference"] <= differences["high"]).all()
+
+
+def test_differences_are_those_of_the_summary():
+    scores = trial_scores({"MPFM": 1.0, "A": 0.6}, categories=("nut", "tile"), n_seeds=2)
+    summary = summarise(measure_trials(scores, trial_costs(scores)))
+    keys = ["category", "setting", "known_class", "n_anomalies"]
+    auc = summary.set_index(["method", *keys])["auc_mean"]
+    differences = paired_differences(scores, draws=10).set_index(keys)
+    assert len(differences) == len(summary) / 2
+    for key, difference in differences["difference"].items():
+        assert difference == pytest.approx(auc["A", *key] - auc["MPFM", *key])
+
+
+def test_same_seed_same_interval():
+    scores = trial_scores({"MPFM": 1.0, "A": 0.6})
+    first, again, other = (paired_differences(scores, draws=40, seed=seed) for seed in (0, 0, 1))
+    pd.testing.assert_frame_equal(first, again)
+    assert not first["low"].equals(other["low"])
+
+
+def test_order_of_the_rows_does_not_matter():
+    scores = trial_scores({"MPFM": 1.0, "A": 0.6}, classes=("dent",), n_seeds=2)
+    shuffled = scores.sample(frac=1, random_state=0)
+    first, again = (paired_differences(table, draws=20).sort_values("n_anomalies") for table in (scores, shuffled))
+    np.testing.assert_allclose(first[["difference", "low", "high"]], again[["difference", "low", "high"]])
+
+
+def test_categories_of_one_size_are_drawn_apart():
+    """The mean over many categories with the same scores is surer than each of them."""
+    scores = trial_scores({"MPFM": 1.0, "A": 0.8}, classes=("dent",), numbers=(10,), n_seeds=1)
+    categories = list("abcdefgh")
+    scores = pd.concat([scores.assign(category=name, run=name) for name in categories])
+    differences = paired_differences(scores, draws=100).set_index("category")
+    width = differences["high"] - differences["low"]
+    assert width["mean"] < 0.6 * width[categories].mean()
+
+
+def test_normals_and_anomalies_are_drawn_apart():
+    """Weights of as many normals as anomalies are not the same ones: else equal pairs of scores would never change."""
+    run = {
+        "run": "r",
+        "dataset": "synthetic",
+        "category": "",
+        "setting": "general",
+        "known_class": "",
+        "n_anomalies": 1,
+    }
+    label = np.repeat([0, 1], 30)
+    rng = np.random.default_rng(0)
+    scores = pd.DataFrame({"sample": [f"{i:02}" for i in range(60)], "label": label} | run | {"seed": 0})
+    score = np.tile(np.arange(30.0), 2)
+    own = scores.assign(method="MPFM", score=np.where(label == 0, score, score + 0.5))
+    other = scores.assign(method="A", score=rng.permutation(30)[np.tile(np.arange(30), 2)] + 0.5 * label)
+    row = one(paired_differences(pd.concat([own, other], ignore_index=True), draws=200))
+    assert row["high"] - row["low"] > 0.15
+
+
+def test_pairing_narrows_the_interval():
+    """What two methods share in a sample's score does not blur their difference."""
+    scores = trial_scores({"MPFM": 1.0, "apart": 1.0}, classes=("dent",), numbers=(10,))
+    rng = np.random.default_rng(1)
+    own = scores[scores["method"] == "MPFM"]
+    near = own.assign(method="near", score=own["score"] + 0.1 * rng.normal(size=len(own)))
+    differences = paired_differences(pd.concat([scores, near], ignore_index=True), draws=200).set_index("method")
+    width = differences["high"] - differences["low"]
+    assert width["near"] < width["apart"] / 3
+
+
+def test_a_method_is_compared_on_the_seeds_that_it_has():
+    scores = trial_scores({"MPFM": 1.0, "A": 0.5})
+    few = scores[(scores["method"] == "MPFM") | (scores["seed"] != 1)]
+    both = scores[scores["seed"] != 1]
+    found, expected = (paired_differences(table, draws=20)["difference"] for table in (few, both))
+    assert found.tolist() == expected.tolist()
+
+
+def test_without_the_baseline_there_is_nothing_to_compare():
+    assert paired_differences(trial_scores({"A": 1.0}), draws=5).empty
+    assert paired_differences(trial_scores({"MPFM": 1.0}), draws=5).empty
+
+
+def test_coverage():
+    """Intervals of many experiments hold the true difference of means about as often as they say.
+
+    Scores have a share of the sample and a share of the seed; the truth is zero, as both methods are made alike.
+    """
+    held = []
+    for repeat in range(60):
+        scores = trial_scores({"MPFM": 1.0, "A": 1.0}, classes=("dent",), numbers=(10,), n_seeds=5, rng_seed=repeat)
+        rng = np.random.default_rng(1000 + repeat)
+        for method in ("MPFM", "A"):
+            own = scores["method"] == method
+            of_sample = {sample: rng.normal() for sample in sorted(scores["sample"].unique())}
+            of_seed = rng.normal(0, 0.3, 5)
+            scores.loc[own, "score"] += scores["sample"][own].map(of_sample)
+            scores.loc[own, "score"] += scores["label"][own] * of_seed[scores["seed"][own]]
+        row = one(paired_differences(scores, draws=100), method="A")
+        held.append(row["low"] <= 0 <= row["high"])
+    assert np.mean(held) >= 0.88
+
+
+def test_pieces_of_an_item_tell_no_more_than_the_item():
+    scores = trial_scores({"MPFM": 1.0, "A": 0.7}, classes=("dent",), numbers=(10,))
+    pieces = pd.concat([scores.assign(sample=scores["sample"] + f"/{i}") for i in range(4)], ignore_index=True)
+    samples = pd.DataFrame({"sample_id": pieces["sample"].unique()})
+    samples["group"] = samples["sample_id"].str.rsplit("/", n=1).str[0]
+    alone, together, loose = (
+        one(paired_differences(table, groups, draws=300), method="A")
+        for table, groups in ((scores, None), (pieces, samples), (pieces, None))
+    )
+    assert together["difference"] == pytest.approx(alone["difference"])
+    assert together["high"] - together["low"] == pytest.approx(alone["high"] - alone["low"], rel=1e-6)
+    assert loose["high"] - loose["low"] < together["high"] - together["low"]
+
+
+def test_an_item_has_one_weight_for_its_normal_and_its_anomalous_piece():
+    """Each of ten items has a piece of either label: a draw weights the two alike, as scikit-learn would."""
+    n, draws = 10, 200
+    rng = np.random.default_rng(0)
+    label = np.repeat([0, 1], n)
+    score = {name: np.tile(rng.normal(size=n), 2) + gain * label for name, gain in (("MPFM", 0.2), ("A", 0.1))}
+    run = {"run": "r", "dataset": "synthetic", "category": "", "setting": "general", "known_class": "", "seed": 0}
+    pieces = pd.DataFrame({"sample": [f"{i % n}-{i // n}" for i in range(2 * n)], "label": label, "n_anomalies": 1})
+    scores = pd.concat([pieces.assign(**run, method=name, score=score[name]) for name in score], ignore_index=True)
+    samples = pd.DataFrame({"sample_id": pieces["sample"], "group": pieces["sample"].str[0]})
+    found = one(paired_differences(scores, samples, draws=draws))
+    weights = np.tile(np.random.default_rng([0, 0]).multinomial(n, np.full(n, 1 / n), draws), 2)
+    drawn = [[roc_auc_score(label, score[name], sample_weight=weight) for weight in weights] for name in ("A", "MPFM")]
+    half = norm.ppf(0.975) * np.subtract(*drawn).std()
+    assert (found["high"] - found["low"]) / 2 == pytest.approx(half, rel=1e-5)
+
+
+def test_draws_of_items_with_one_label_each_are_those_of_each_label():
+    """The stream of random numbers: first the normals, then the anomalies, as in earlier releases."""
+    scores = trial_scores({"MPFM": 1.0, "A": 0.5}, classes=("dent",), numbers=(10,), n_seeds=1)
+    found = one(paired_differences(scores, draws=50))
+    rng, aucs = np.random.default_rng([0, 0]), {}
+    own = scores[scores["method"] == "A"].sort_values("sample")
+    weights = {}
+    for label in (0, 1):
+        n = int((own["label"] == label).sum())
+        weights |= dict(
+            zip(own["sample"][own["label"] == label], rng.multinomial(n, np.full(n, 1 / n), 50).T, strict=True)
+        )
+    for method, part in scores.groupby("method"):
+        of_draws = np.stack([weights[sample] for sample in part["sample"]], axis=1)
+        aucs[method] = [roc_auc_score(part["label"], part["score"], sample_weight=weight) for weight in of_draws]
+    half = norm.ppf(0.975) * np.subtract(aucs["A"], aucs["MPFM"]).std()
+    assert (found["high"] - found["low"]) / 2 == pytest.approx(half, rel=1e-5)

@@ -1,0 +1,23 @@
+"""Fits in this process, where a test needs to see or to interrupt them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The tasks that were done since the test began, in this process."""
+    done: list[Any] = []
+
+    def work(function: Callable[..., Any], tasks: list[Any], *_: Any) -> None:
+        for task in tasks:
+            function(task)
+            done.append(task)
+
+    for module in ("fits", "scores"):
+        monkeypatch.setattr(f"mpfm_kedro.protocol.{module}.map_tasks", work)
+    return done

@@ -1,0 +1,165 @@
+"""Files: replaced in one step and put on the disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mpfm_kedro.atomic import (
+    format_bytes,
+    load_table,
+    readable_folder,
+    replacing,
+    replacing_folder,
+    save_table,
+)
+from mpfm_kedro.errors import InputError
+
+TABLE = pd.DataFrame({"sample": ["a", "b"], "score": [0.5, 2.0]})
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 200 kB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root can mount a small disk")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    order = []
+    sync, rename = os.fsync, Path.replace
+
+    def fsync(descriptor: int) -> None:
+        order.append(Path(f"/proc/self/fd/{descriptor}").resolve())
+        sync(descriptor)
+
+    def replace(self: Path, target: Path) -> Path:
+        order.append("renamed")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    with replacing(tmp_path / "a.txt") as partial:
+        partial.write_text("content")
+    assert order == [partial, "renamed", tmp_path]
+
+
+def test_a_library_that_is_no_part_of_python_tells_of_a_full_disk_too(small_disk):
+    """SafetensorError is no OSError."""
+    file = small_disk / "piece.safetensors"
+    with pytest.raises(InputError) as raised, replacing(file, 400_000) as partial:
+        save_file({"a": torch.zeros(100_000)}, partial)
+    expected = f"Cannot write {file}: No space left on device; it needs 400 kB or more, 205 kB are free"
+    assert str(raised.value) == expected
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_table_that_does_not_fit_leaves_the_earlier_one(small_disk):
+    save_table(TABLE, small_disk / "table.parquet")
+    with pytest.raises(InputError, match=r"table\.parquet: No space left .* kB are free$"):
+        save_table(pd.DataFrame({"a": np.random.default_rng(0).random(100_000)}), small_disk / "table.parquet")
+    assert load_table(small_disk / "table.parquet").equals(TABLE)
+    assert [file.name for file in small_disk.iterdir()] == ["table.parquet"]
+
+
+def test_an_error_of_the_system_is_found_behind_others(tmp_path):
+    with pytest.raises(InputError, match=r"a\.txt: No space left on device") as raised, replacing(tmp_path / "a.txt"):
+        try:
+            raise OSError(errno.ENOSPC, "full")
+        except OSError as error:
+            raise RuntimeError("saving failed") from error
+    assert "\n" not in str(raised.value)
+
+
+def test_an_error_of_another_kind_is_passed_on(tmp_path):
+    with pytest.raises(KeyError), replacing(tmp_path / "a.txt") as partial:
+        partial.write_text("half")
+        raise KeyError("a")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (12_345, "12.3 kB"), (400_000, "400 kB"), (999_960, "1.0 MB")]
+    + [(3_210_000_000, "3.2 GB"), (5e15, "5000 TB")],
+)
+def test_bytes_in_honest_units(size, shown):
+    assert format_bytes(size) == shown
+
+
+def changed(content: bytes, step: int = 1) -> Iterator[bytes]:
+    """The content with one bit flipped, at every place or at some, and cut at some."""
+    for place in range(0, len(content), step):
+        yield content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+    for length in range(0, len(content), 40):
+        yield content[:length]
+
+
+def test_a_changed_bit_of_a_table_is_an_error_or_changes_nothing(tmp_path):
+    save_table(TABLE, tmp_path / "whole.parquet")
+    file, refused = tmp_path / "table.parquet", 0
+    for number, content in enumerate(changed((tmp_path / "whole.parquet").read_bytes(), 7)):
+        file.write_bytes(content)
+        os.utime(file, (number, number))
+        try:
+            table = load_table(file)
+        except InputError as error:
+            refused += 1
+            assert re.search(r"table\.parquet is damaged .*rerun", str(error))
+        else:
+            assert table.to_numpy().tolist() == TABLE.to_numpy().tolist()
+    assert refused > number / 2
+
+
+def test_attributes_of_a_table_are_kept(tmp_path):
+    table = TABLE.copy()
+    table.attrs["spec"] = "{}"
+    for _ in range(2):
+        save_table(table, tmp_path / "table.parquet")
+        table = load_table(tmp_path / "table.parquet")
+    assert table.attrs == {"spec": "{}"}
+
+
+def test_a_folder_is_replaced_as_a_whole(tmp_path):
+    for text in ("first", "second"):
+        write_folder(tmp_path / "model", text)
+    with pytest.raises(KeyError), replacing_folder(tmp_path / "model") as partial:
+        (partial / "a.txt").write_text("third")
+        raise KeyError
+    assert (tmp_path / "model/a.txt").read_text() == "second"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def write_folder(folder: Path, content: str) -> None:
+    with replacing_folder(folder) as partial:
+        (partial / "a.txt").write_text(content)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_the_earlier_folder_is_read_where_a_replacement_was_killed(tmp_path, again):
+    """Killed between the two renamings: the earlier folder has lost its name, the new one has none yet."""
+    folder = tmp_path / "model"
+    write_folder(folder, "first")
+    folder.rename(tmp_path / ".old.model")
+    if again:  # and the next replacement fails, too
+        with pytest.raises(KeyError), replacing_folder(folder):
+            raise KeyError
+    assert (readable_folder(folder) / "a.txt").read_text() == "first"
+    write_folder(folder, "second")
+    assert (readable_folder(folder) / "a.txt").read_text() == "second"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
