@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,14 @@ def keep(root: Path, version: str, **changes: object) -> Path:
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps(card | {"backbones": [{"weights_digest": "e" * 64}]} | changes))
     return file
+
+
+def test_start_up_does_not_import_torch():
+    program = (
+        "import sys; from mpfm_kedro.pipeline_registry import register_pipelines; register_pipelines(); "
+        "import mpfm_kedro.cli, mpfm_kedro.hooks; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 def test_versions_are_listed_with_their_origin(tmp_path: Path):

@@ -242,11 +242,12 @@ def test_a_wrong_number_in_a_list_is_named_as_it_was_typed():
         check_parameters(changed(n_anomalies=-1))
 
 
-def test_a_group_that_is_set_as_a_whole_is_said_in_plain_words():
-    with pytest.raises(
-        InputError, match=r"'training' = 3: is a section; set one of its keys, for example training\.epochs"
-    ):
-        check_parameters(changed(training=3))
+@pytest.mark.parametrize(("section", "example"), [("training", "training.epochs"), ("protocol", "known_class")])
+def test_a_section_that_is_set_as_a_whole_is_refused_in_plain_words(section, example):
+    expected = f"Parameter '{section}' = 3: is a section; set one of its keys, for example {example}"
+    with pytest.raises(InputError) as raised:
+        check_parameters(changed(**{section: 3}))
+    assert str(raised.value) == expected
 
 
 def test_a_reason_of_our_own_has_no_prefix_of_the_checker():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from pydantic import ValidationError
@@ -39,7 +40,8 @@ def check_parameters(values: Mapping[str, Any]) -> Parameters:
     try:
         return Parameters.model_validate(values if "protocol" in values else complete(copy.deepcopy(dict(values))))
     except ValidationError as error:
-        problems = [problem for problem in error.errors() if _name(problem) not in COPIES]  # those of their sources
+        found = error.errors()
+        problems = [problem for problem in found if _name(problem) not in COPIES] or found  # those of their sources
         raise InputError("\n".join(_explain(problem) for problem in problems)) from None
 
 
@@ -66,7 +68,8 @@ def _explain(problem: Any) -> str:
     if problem["type"] == "missing":
         return f"Parameter '{name}' is missing from the configuration"
     if problem["type"] == "model_type":
-        first = next(_dotted_names(_group_at(location), f"{name}."))
+        copied = (source for target, source in COPIES.items() if target.startswith(f"{name}."))
+        first = next(chain(_dotted_names(_group_at(location), f"{name}."), copied))
         return f"Parameter '{name}' = {problem['input']!r}: is a section; set one of its keys, for example {first}"
     return f"Parameter '{name}' = {problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}"
 
