@@ -26,8 +26,8 @@ def wait(job: Job) -> str:
     return job.state
 
 
-def program(text: str):
-    return [sys.executable, "-c", text], lambda: None
+def program(job: Job, *texts: str):
+    return lambda: [job.execute([sys.executable, "-c", text]) for text in texts]
 
 
 def test_a_mark_is_replaced_and_undone(visitor, state, raw):
@@ -94,17 +94,17 @@ def test_without_a_project_nothing_can_be_marked(state, raw):
 
 
 def test_one_job_at_a_time_and_its_output_is_shown():
-    job, done = Job(), []
-    job.start("First", [program("import time; print('began', flush=True); time.sleep(60)")], lambda: None)
+    job = Job()
+    job.start("First", program(job, "import time; print('began', flush=True); time.sleep(60)"))
     while not job.lines:
         time.sleep(0.05)
     assert list(job.lines) == ["began"]
     with pytest.raises(InputError, match="'First' is under way"):
-        job.start("Second", [], lambda: None)
+        job.start("Second", lambda: None)
     job.stop()
     assert wait(job) == "failed" and "exit code" in job.lines[-1]
-    job.start("Second", [program("print('second')")], lambda: done.append(True))
-    assert wait(job) == "done" and list(job.lines) == ["second"] and done
+    job.start("Second", program(job, "print('second')"))
+    assert wait(job) == "done" and list(job.lines) == ["second"]
 
 
 def test_how_far_work_is_takes_one_line_of_what_a_command_has_said():
@@ -116,10 +116,10 @@ def test_how_far_work_is_takes_one_line_of_what_a_command_has_said():
 
 
 def test_after_a_failure_no_further_step_is_made():
-    job, done = Job(), []
-    job.start("All", [program("raise SystemExit(3)"), program("print('further')")], lambda: done.append(True))
+    job = Job()
+    job.start("All", program(job, "raise SystemExit(3)", "print('further')"))
     assert wait(job) == "failed"
-    assert not done and "exit code 3" in job.lines[-1] and "further" not in job.lines
+    assert "exit code 3" in job.lines[-1] and "further" not in job.lines
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpfm_kedro.app.limits import MAX_BYTES, MAX_IMAGES
+from mpfm_kedro.app.session import MAX_BYTES, MAX_IMAGES
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.finding import escape_undecodable, is_image
 from mpfm_kedro.sources.layout import IMAGE_SUFFIXES

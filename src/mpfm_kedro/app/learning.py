@@ -20,30 +20,19 @@ from mpfm_kedro.protocol.runs import PRODUCTION
 
 LINES = 40  # of a command's output that are shown: all that learn prints at its end
 SECONDS_TO_END = 10.0
-Step = tuple[Sequence[str], Callable[[], None]]  # a command, and what is done once it has succeeded
 
 
 @dataclass(frozen=True)
 class Project:
-    """The Kedro project that a model belongs to.
+    """The Kedro project that a model belongs to."""
 
-    Args:
-        params: as they are typed for ``kedro run --params``.
-        env: its environment.
-        dataset: of the model.
-        output_root: where results are.
-        model: the folder of the production model.
-        versions: the folder of its versions.
-        to_learn: the folder of marked images.
-    """
-
-    params: str
+    params: str  # as they are typed for ``kedro run --params``
     env: str | None
-    dataset: str
-    output_root: Path
-    model: Path
-    versions: Path
-    to_learn: Path
+    dataset: str  # of the model
+    output_root: Path  # where results are
+    model: Path  # the folder of the production model
+    versions: Path  # the folder of its versions
+    to_learn: Path  # the folder of marked images
 
     @classmethod
     def of(cls, params: str, parsed: dict[str, object], env: str | None) -> Project:
@@ -83,7 +72,7 @@ class Project:
 
 
 class Job:
-    """Commands one after the other, until one fails. Only one job is under way at a time."""
+    """Work in the background, such as commands; only one job is under way at a time."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -92,13 +81,13 @@ class Job:
         self.state = ""  # running, done or failed
         self.lines: deque[str] = deque(maxlen=LINES)
 
-    def start(self, name: str, steps: Sequence[Step], afterwards: Callable[[], None]) -> None:
-        """Start in the background; an error if a job is under way."""
+    def start(self, name: str, work: Callable[[], None]) -> None:
+        """Start some work; an error if a job is under way."""
         if not self._lock.acquire(blocking=False):
             raise InputError(f"Please wait: '{self.name}' is under way")
         self.name, self.state = name, "running"
         self.lines.clear()
-        Thread(target=self._run, args=(steps, afterwards), daemon=True).start()
+        Thread(target=self._run, args=(work,), daemon=True).start()
 
     def update(self, line: str) -> None:
         """Show the progress of a task, "task: progress", in place of its former line."""
@@ -118,17 +107,10 @@ class Job:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
-    def _run(self, steps: Sequence[Step], afterwards: Callable[[], None]) -> None:
-        succeeded, state = 0, "failed"
+    def _run(self, work: Callable[[], None]) -> None:
+        state = "failed"
         try:
-            try:
-                for command, then in steps:
-                    self._execute(command)
-                    then()
-                    succeeded += 1
-            finally:
-                if succeeded:
-                    afterwards()
+            work()
             state = "done"
         except InputError as error:
             self.lines.append(str(error))
@@ -136,7 +118,7 @@ class Job:
             self.state = state
             self._lock.release()
 
-    def _execute(self, command: Sequence[str]) -> None:
+    def execute(self, command: Sequence[str]) -> None:
         """Keep the lines that a command writes; an error if it fails."""
         self._process = subprocess.Popen(
             command,

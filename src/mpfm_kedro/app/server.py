@@ -7,7 +7,6 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,11 +20,11 @@ from starlette.requests import ClientDisconnect
 from mpfm_kedro.app import page
 from mpfm_kedro.app.folder import ImageFolder
 from mpfm_kedro.app.learning import Job, Project
-from mpfm_kedro.app.limits import MAX_BYTES
-from mpfm_kedro.app.session import FullError, Session, ToLearn
+from mpfm_kedro.app.session import MAX_BYTES, FullError, Session, ToLearn
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.collection import LABELS
 from mpfm_kedro.inspection.inspector import Inspector
+from mpfm_kedro.reports.pages import STYLE, render
 
 LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?")
 HEADERS = {
@@ -48,21 +47,13 @@ Name = Annotated[str, Query(min_length=1, max_length=500)]
 
 @dataclass(frozen=True)
 class AppState:
-    """What the server works with.
+    """What the server works with."""
 
-    Args:
-        session: the images on the page.
-        device: auto, cpu or cuda.
-        folder: whose images may be inspected by name, if any.
-        project: of the model; without one it cannot learn.
-        job: runs the commands of the project.
-    """
-
-    session: Session
-    device: str
-    folder: ImageFolder | None
-    project: Project | None
-    job: Job
+    session: Session  # the images on the page
+    device: str  # auto, cpu or cuda
+    folder: ImageFolder | None  # whose images may be inspected by name, if any
+    project: Project | None  # of the model; without one it cannot learn
+    job: Job  # runs the commands of the project
 
     @property
     def own_project(self) -> Project:
@@ -86,23 +77,35 @@ class AppState:
     def learn(self) -> None:
         """Start to learn all images that are marked now."""
         project, marked = self.own_project, self.to_learn
-        if not marked.labels():
+        labels = [label for label in LABELS if marked.images(label)]
+        if not labels:
             raise InputError("No image is marked")
-        if self.job.state == "running":
-            raise InputError(f"Please wait: '{self.job.name}' is under way")
-        steps = [
-            (project.learn(label, marked.snapshot(label)), partial(marked.learned, label))
-            for label in LABELS
-            if marked.images(label)
-        ]
-        self.job.start("Learning", steps, self._reload)
+
+        def work() -> None:
+            given = {label: marked.snapshot(label) for label in labels}  # later marks are kept for the next time
+            learned = 0
+            try:
+                for label, images in given.items():
+                    self.job.execute(project.learn(label, images))
+                    marked.learned(label)
+                    learned += 1
+            finally:
+                if learned:
+                    self._reload()
+
+        self.job.start("Learning", work)
 
     def go_back(self) -> None:
         """Start to restore the version before the present model."""
         version = self.own_project.earlier_version()
         if version is None:
             raise InputError("There is no earlier model")
-        self.job.start("Undoing", [(self.own_project.go_back(version), lambda: None)], self._reload)
+
+        def work() -> None:
+            self.job.execute(self.own_project.go_back(version))
+            self._reload()
+
+        self.job.start("Undoing", work)
 
     def _reload(self) -> None:
         self.session.use(Inspector.load(self.own_project.model, self.device), self.job.update)
@@ -173,7 +176,7 @@ def _add_pages(app: FastAPI, state: AppState, token: str) -> None:
 
     @app.get("/style.css")
     def style() -> Response:
-        return Response(page.CSS, media_type="text/css")
+        return Response(STYLE + render("app.css"), media_type="text/css")
 
     @app.get("/page.js")
     def script() -> Response:

@@ -13,7 +13,6 @@ from threading import RLock
 
 from PIL import Image, UnidentifiedImageError
 
-from mpfm_kedro.app.limits import FORMATS, MAX_BYTES, MAX_IMAGES, MAX_TOTAL, MEGAPIXELS
 from mpfm_kedro.atomic import replacing
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.collection import LABELS
@@ -24,6 +23,11 @@ from mpfm_kedro.inspection.predictions import OVERLAY_SIDE
 from mpfm_kedro.inspection.preparation import read_content
 from mpfm_kedro.sources.layout import IMAGE_SUFFIXES
 
+MAX_IMAGES = 500  # on the page at once
+MAX_BYTES = 50_000_000  # of one file
+MAX_TOTAL = 2_000_000_000  # bytes of all files on the page
+MEGAPIXELS = 50.0  # of one image
+FORMATS = ("BMP", "DIB", "GIF", "JPEG", "PNG", "TIFF", "WEBP")  # Pillow knows many more, some run programs
 LIMIT = f"{MEGAPIXELS:g} megapixels that this page takes; kedro run --pipelines=predict takes more"
 
 
@@ -33,36 +37,20 @@ class FullError(InputError):
 
 @dataclass(frozen=True)
 class PageImage:
-    """An image on the page.
+    """An image on the page."""
 
-    Args:
-        key: of its content.
-        name: of the file.
-        prediction: by the present model.
-        normals: the nearest ones.
-        anomalies: the nearest known one.
-        picture: the image (JPEG).
-        overlay: with its heat map (JPEG).
-        before: score and decision of the model before the present one.
-    """
-
-    key: str
-    name: str
-    prediction: Prediction
-    normals: list[Neighbour]
-    anomalies: list[Neighbour]
-    picture: bytes = field(repr=False)
-    overlay: bytes = field(repr=False)
-    before: tuple[float, str] | None = None
+    key: str  # of its content
+    name: str  # of the file
+    prediction: Prediction  # by the present model
+    normals: list[Neighbour]  # the nearest ones
+    anomalies: list[Neighbour]  # the nearest known one
+    picture: bytes = field(repr=False)  # the image (JPEG)
+    overlay: bytes = field(repr=False)  # with its heat map (JPEG)
+    before: tuple[float, str] | None = None  # score and decision of the model before the present one
 
 
 class Session:
-    """The images on the page, in memory; their files are in a folder that is deleted at the end.
-
-    Args:
-        inspector: of the model.
-        folder: for the files.
-    """
+    """The images on the page, in memory; their files are in a folder that is deleted at the end."""
 
     def __init__(self, inspector: Inspector, folder: Path) -> None:
         self.inspector = inspector

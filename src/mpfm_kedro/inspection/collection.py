@@ -23,28 +23,16 @@ LABELS = {"normal": 0, "anomaly": 1}
 
 @dataclass(frozen=True)
 class Collection:
-    """Images with their labels.
+    """Images with their labels."""
 
-    Args:
-        folder: where their files are.
-        table: file, label (0 normal, 1 anomaly), content_hash, origin (the name it had) and added (when) of each.
-        new: content of files that are not in the folder yet, by name.
-    """
-
-    folder: Path
-    table: pd.DataFrame
-    new: Mapping[str, bytes] = field(default_factory=dict)
+    folder: Path  # where their files are
+    table: pd.DataFrame  # file, label (0 normal, 1 anomaly), content_hash, origin (the name it had), added (when)
+    new: Mapping[str, bytes] = field(default_factory=dict)  # content of files that are not in the folder yet, by name
 
     def add(self, files: Sequence[Path], label: str, samples: pd.DataFrame) -> Collection:
-        """With more images; those that are known under the same label are skipped.
+        """With more readable images, anomaly or normal; those known under the same label are skipped.
 
-        Args:
-            files: the images, which can be read.
-            label: anomaly or normal.
-            samples: the dataset that the model has learned from.
-
-        Raises:
-            InputError: An image is known under another label, or all are known.
+        An image that the samples of the model or the collection know under the other label is refused.
         """
         number, other = LABELS[label], next(name for name in LABELS if name != label)
         both = pd.concat([samples[["content_hash", "label"]], self.table[["content_hash", "label"]]])

@@ -43,21 +43,13 @@ NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 @dataclass(frozen=True)
 class Parity:
-    """How an exported network differs from the inspector.
+    """How an exported network differs from the inspector."""
 
-    Args:
-        images: number of compared images.
-        score: the largest difference of a score.
-        heat_map: the largest difference of a value of a heat map.
-        margin: the least distance of a score from a threshold.
-        flips: images with another decision.
-    """
-
-    images: int
-    score: float
-    heat_map: float
-    margin: float
-    flips: tuple[str, ...]
+    images: int  # number of compared images
+    score: float  # the largest difference of a score
+    heat_map: float  # the largest difference of a value of a heat map
+    margin: float  # the least distance of a score from a threshold
+    flips: tuple[str, ...]  # images with another decision
 
 
 class Outputs(NamedTuple):
@@ -108,15 +100,9 @@ def _smoothing(n: int) -> Tensor:
 
 
 def export_model(model: Model, images: Iterable[tuple[str, Image.Image]], folder: Path) -> Parity:
-    """Replace a folder by the network and the card of a model.
+    """Replace a folder by the network and the card of a model, compared on images (RGB) with their names.
 
-    Args:
-        model: of a model folder.
-        images: names and images (RGB) to compare the network and the inspector on.
-        folder: of the export.
-
-    Raises:
-        InputError: A package is missing, there is no image, or a decision differs; the folder stays as it was.
+    Where a package is missing, there is no image, or a decision differs, the folder stays as it was.
     """
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         raise InputError(f"Export needs the packages {', '.join(missing)}: pip install '.[export]' installs them")

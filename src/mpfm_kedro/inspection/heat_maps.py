@@ -28,17 +28,11 @@ COLOURS: NDArray[np.uint8] = colormaps["inferno"](np.arange(256), bytes=True)[:,
 
 @dataclass(frozen=True)
 class Region:
-    """A connected region of a heat map.
+    """A connected region of a heat map."""
 
-    Args:
-        box: left, upper, right, lower in pixels of the image; right and lower are outside.
-        area: its share of the image, above 0 and up to 1.
-        peak: its largest value.
-    """
-
-    box: tuple[int, int, int, int]
-    area: float
-    peak: float
+    box: tuple[int, int, int, int]  # left, upper, right, lower in pixels of the image; right and lower are outside
+    area: float  # its share of the image, above 0 and up to 1
+    peak: float  # its largest value
 
 
 def find_limits(normals: ArrayLike) -> tuple[float, float]:
@@ -61,22 +55,17 @@ def scale(values: ArrayLike, low: float, high: float) -> Floats:
 
 
 def find_regions(heat: ArrayLike, level: float, size: tuple[int, int]) -> list[Region]:
-    """The connected regions above a level, the largest first; positions that touch at a corner are connected.
+    """The connected regions of a heat map (h, w) above a level, the largest first; corners connect.
 
-    Args:
-        heat: a heat map (h, w).
-        level: a value in a region is above it.
-        size: width and height of the image.
+    ``size`` is width and height of the image, in whose pixels the boxes are.
     """
     values = np.asarray(heat)
     numbers, _ = label(values > level, structure=np.ones((3, 3)))
     found = []
-    for number, (rows, columns) in enumerate(find_objects(numbers), start=1):
-        inside = numbers[rows, columns] == number
-        left, right = _pixels(columns, values.shape[1], size[0])
-        upper, lower = _pixels(rows, values.shape[0], size[1])
-        share = float(inside.sum() / values.size)
-        found.append(Region((left, upper, right, lower), share, float(values[rows, columns][inside].max())))
+    for number, place in enumerate(find_objects(numbers), start=1):
+        inside = values[place][numbers[place] == number]
+        (upper, lower), (left, right) = map(_pixels, place, values.shape, size[::-1])
+        found.append(Region((left, upper, right, lower), inside.size / values.size, float(inside.max())))
     return sorted(found, key=lambda region: (-region.area, region.box))
 
 

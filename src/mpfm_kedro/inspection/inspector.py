@@ -32,7 +32,7 @@ from mpfm_kedro.images.position_maps import smooth_maps
 from mpfm_kedro.inspection.heat_maps import USUAL, Region, find_regions, overlay, scale
 from mpfm_kedro.inspection.model import Model, load_model
 from mpfm_kedro.inspection.preparation import MAX_MEGAPIXELS, ImageLike, Prepared, prepare, read_image
-from mpfm_kedro.inspection.thresholds import Threshold, choose_threshold, decide, item_scores, p_values
+from mpfm_kedro.inspection.thresholds import Threshold, choose_threshold, decide, p_values
 
 BATCH = 32
 NEAREST = 4
@@ -40,31 +40,18 @@ NEAREST = 4
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction for an image.
+    """The prediction for an image."""
 
-    Args:
-        score: higher for anomalies; the thresholds are on its scale.
-        p_value: share of held-out normals that score as high.
-        decision: good, uncertain or defective.
-        mode: the closest mode of normals; of several backbones, by the first.
-        parts: S_g, S_a, S_r, S_n; of several backbones, those of the first.
-        shares: what each of them adds to the score, summed over all backbones.
-        heat_map: 0..1 (h, w), on a grid coarser than the image.
-        regions: that stand out, in pixels of the image, the largest first.
-        size: width and height of the image.
-        z: its standardised pooled statistics.
-    """
-
-    score: float
-    p_value: float
-    decision: str
-    mode: int
-    parts: dict[str, float]
-    shares: dict[str, float]
-    heat_map: np.ndarray = field(repr=False)
-    regions: list[Region]
-    size: tuple[int, int]
-    z: np.ndarray = field(repr=False)
+    score: float  # higher for anomalies; the thresholds are on its scale
+    p_value: float  # share of held-out normals that score as high
+    decision: str  # good, uncertain or defective
+    mode: int  # the closest mode of normals; of several backbones, by the first
+    parts: dict[str, float]  # S_g, S_a, S_r, S_n; of several backbones, those of the first
+    shares: dict[str, float]  # what each of them adds to the score, summed over all backbones
+    heat_map: np.ndarray = field(repr=False)  # 0..1 (h, w), on a grid coarser than the image
+    regions: list[Region]  # that stand out, in pixels of the image, the largest first
+    size: tuple[int, int]  # width and height of the image
+    z: np.ndarray = field(repr=False)  # its standardised pooled statistics
 
     @property
     def flagged_by(self) -> str:
@@ -83,13 +70,7 @@ class Neighbour:
 
 
 class Inspector:
-    """A model that is ready to inspect images.
-
-    Args:
-        model: of a model folder.
-        device: auto, cpu or cuda.
-        max_megapixels: larger images are refused before they are decoded (ingestion.max_megapixels in the project).
-    """
+    """A model that is ready to inspect images; those above ``max_megapixels`` are refused before they are decoded."""
 
     def __init__(self, model: Model, device: str = "auto", max_megapixels: float = MAX_MEGAPIXELS) -> None:
         self.model = model
@@ -105,7 +86,7 @@ class Inspector:
         normal = model.gallery.table["defect_class"].eq("").to_numpy()
         self._members = np.flatnonzero(normal), np.flatnonzero(~normal)
         self._squares = np.square(model.gallery.z).sum(1)
-        self.normal_scores = item_scores(model.calibration.normal_scores, model.calibration.normal_items)
+        self.normal_scores = model.calibration.item_scores
         self.threshold = self.threshold_for(self.card["threshold"]["rate"], self.card["threshold"]["confidence"])
 
     @classmethod
@@ -173,13 +154,7 @@ class Inspector:
     def judge(
         self, rows: FeatureRows, sizes: Sequence[tuple[int, int]], threshold: Threshold | None = None
     ) -> list[Prediction]:
-        """The predictions for images of known features.
-
-        Args:
-            rows: the features.
-            sizes: width and height of each image.
-            threshold: instead of that of the card.
-        """
+        """The predictions for images of known features and sizes (width, height)."""
         result = self._detector.inspect(rows)
         heat = scale(smooth_maps(result.positions.numpy()), self.card["heat_map"]["low"], self.card["heat_map"]["high"])
         z = self._detector.first.closed_form.standardiser.z_of(rows).cpu().numpy()

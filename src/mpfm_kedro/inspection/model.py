@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from safetensors import safe_open
 
 from mpfm_kedro.atomic import first_line, readable_folder, replacing_folder
 from mpfm_kedro.detectors.mpfm.specification import stage_name
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.inspection.thresholds import item_scores
+from mpfm_kedro.protocol.memory import read_artefact, write_artefact
 
 if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
     from torch import Tensor
@@ -43,30 +44,24 @@ FIT_HINT = "kedro run --pipelines=fit makes a model"
 
 @dataclass(frozen=True)
 class HeldOutScores:
-    """Scores by detectors of cross-fitting, each of images that it was fitted without.
+    """Scores by detectors of cross-fitting, each of images that it was fitted without."""
 
-    Args:
-        normal_scores: of normals (n,).
-        normal_items: the item of each (n,); images of one item are one observation.
-        anomaly_scores: of original known anomalies (m,); those that were never held out are missing.
-    """
+    normal_scores: np.ndarray  # (n,)
+    normal_items: np.ndarray  # the item of each normal (n,); images of one item are one observation
+    anomaly_scores: np.ndarray  # of original known anomalies (m,) that were ever held out
 
-    normal_scores: np.ndarray
-    normal_items: np.ndarray
-    anomaly_scores: np.ndarray
+    @property
+    def item_scores(self) -> np.ndarray:
+        """The largest score of each normal item."""
+        return item_scores(self.normal_scores, self.normal_items)
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """Images that the model has learned from, to compare new ones with.
+    """Images that the model has learned from, to compare new ones with."""
 
-    Args:
-        table: sample_id, defect_class ("" for normals) and thumbnail (JPEG) of each.
-        z: standardised pooled statistics of each (n, d).
-    """
-
-    table: pd.DataFrame
-    z: np.ndarray
+    table: pd.DataFrame  # sample_id, defect_class ("" for normals) and thumbnail (JPEG)
+    z: np.ndarray  # their standardised pooled statistics (n, d)
 
 
 @dataclass(frozen=True)
@@ -82,18 +77,20 @@ class Model:
 
 def save_model(model: Model, folder: Path, like: Path | None = None) -> None:
     """Replace a model folder; files that are equal in the folder ``like`` share its disk blocks."""
-    import torch
+    from safetensors.numpy import save_file as save_arrays
     from safetensors.torch import save_file
 
+    from mpfm_kedro.detectors.base import Artefact
+
     with replacing_folder(folder) as partial:
-        _save_artefacts(model.detector, partial / DETECTOR)
+        tensors = {f"{name}/{key}": value for name, own in model.detector.items() for key, value in own.tensors.items()}
+        details = {name: own.details for name, own in model.detector.items()}
+        write_artefact(partial / DETECTOR, Artefact(tensors, details))
         for number, weights in enumerate(model.backbones):
             save_file({name: value.contiguous() for name, value in weights.items()}, partial / backbone_file(number))
-        arrays = {
-            name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in vars(model.calibration).items()
-        }
-        save_file(arrays, partial / CALIBRATION)
-        save_file({"z": torch.from_numpy(model.gallery.z).half()}, partial / GALLERY_FEATURES)
+        arrays = {name: np.ascontiguousarray(value) for name, value in vars(model.calibration).items()}
+        save_arrays(arrays, partial / CALIBRATION)
+        save_arrays({"z": model.gallery.z.astype(np.float16)}, partial / GALLERY_FEATURES)
         model.gallery.table.to_parquet(partial / GALLERY)
         files = {file.name: file_digest(file) for file in sorted(partial.iterdir())}
         if like is not None:
@@ -151,15 +148,22 @@ def _verify_files(folder: Path, card: Mapping[str, Any]) -> None:
 
 
 def _read_model(folder: Path, card: dict[str, Any]) -> Model:
+    from safetensors.numpy import load_file as load_arrays
     from safetensors.torch import load_file
+
+    from mpfm_kedro.detectors.base import Artefact
 
     for spec in card["backbones"]:
         if not 1 <= spec["image_size"] <= MAX_SIZE:
             raise InputError(f"image_size = {spec['image_size']} is not from 1 to {MAX_SIZE}")
-    arrays = {name: value.numpy() for name, value in load_file(folder / CALIBRATION).items()}
-    gallery = Gallery(pd.read_parquet(folder / GALLERY), load_file(folder / GALLERY_FEATURES)["z"].float().numpy())
+    gallery = Gallery(pd.read_parquet(folder / GALLERY), load_arrays(folder / GALLERY_FEATURES)["z"].astype(np.float32))
     backbones = [load_file(folder / backbone_file(number)) for number in range(len(card["backbones"]))]
-    return Model(card, _load_artefacts(folder / DETECTOR), backbones, HeldOutScores(**arrays), gallery)
+    stored = read_artefact(folder / DETECTOR)
+    detector: dict[str, Artefact] = {name: Artefact({}, own) for name, own in stored.details.items()}
+    for key, value in stored.tensors.items():
+        name, _, own = key.partition("/")
+        detector[name].tensors[own] = value
+    return Model(card, detector, backbones, HeldOutScores(**load_arrays(folder / CALIBRATION)), gallery)
 
 
 def model_digest(card: Mapping[str, Any]) -> str:
@@ -171,28 +175,6 @@ def model_digest(card: Mapping[str, Any]) -> str:
 def backbone_file(number: int) -> str:
     """The file of the weights of one of the backbones; 0 is the first."""
     return f"{stage_name('backbone', number)}.safetensors"
-
-
-def _save_artefacts(artefacts: Mapping[str, Artefact], path: Path) -> None:
-    from safetensors.torch import save_file
-
-    tensors = {f"{name}/{key}": value for name, own in artefacts.items() for key, value in own.tensors.items()}
-    details = json.dumps({name: own.details for name, own in artefacts.items()})
-    save_file({name: value.contiguous() for name, value in tensors.items()}, path, metadata={"details": details})
-
-
-def _load_artefacts(path: Path) -> dict[str, Artefact]:
-    from safetensors.torch import load_file
-
-    from mpfm_kedro.detectors.base import Artefact
-
-    with safe_open(path, framework="np") as file:
-        details = json.loads(file.metadata()["details"])
-    tensors: dict[str, dict[str, Tensor]] = {name: {} for name in details}
-    for key, value in load_file(path).items():
-        name, _, own = key.partition("/")
-        tensors[name][own] = value.clone()  # a copy, so that numbers do not depend on where the header ends
-    return {name: Artefact(tensors[name], own) for name, own in details.items()}
 
 
 def file_digest(file: Path) -> str:

@@ -13,23 +13,25 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from mpfm_kedro.atomic import replacing
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.evaluation.columns import PART_COLUMNS
 from mpfm_kedro.inspection.finding import escape_undecodable
+from mpfm_kedro.inspection.heat_maps import to_jpeg
 from mpfm_kedro.inspection.inspector import Inspector, Prediction
 from mpfm_kedro.inspection.model import model_digest
 from mpfm_kedro.inspection.prediction_log import LOGGED, STATE, PredictionLog
-from mpfm_kedro.inspection.preparation import Prepared, prepare
+from mpfm_kedro.inspection.preparation import prepare
 from mpfm_kedro.inspection.thresholds import GOOD, Threshold, decide, p_values
 from mpfm_kedro.progress import progress
 
@@ -50,14 +52,8 @@ def predict_files(
 ) -> pd.DataFrame:
     """One row per file with the columns ``COLUMNS``, the highest score first; files that cannot be read come last.
 
-    Args:
-        inspector: of the model.
-        files: to predict; links keep their names.
-        log: of earlier predictions by the model.
-        threshold: decides.
-        overlays: the folder of overlays; None for none.
-        which: images that get one: flagged, all or none.
-        workers: processes that decode.
+    Links keep their names. The log has earlier predictions by the model; ``workers`` processes decode. A folder of
+    overlays gets those of ``which`` images: flagged, all or none.
     """
     paths = [os.path.abspath(file) for file in files]  # noqa: PTH100, Path.resolve would follow links
     known = log.read(set(paths), STATE + LOGGED)
@@ -98,19 +94,12 @@ def overlay_path(folder: Path, card: Mapping[str, Any], file: Path | str) -> Pat
 
 @dataclass(frozen=True)
 class Drawing:
-    """Which images get an overlay, and where.
-
-    Args:
-        inspector: of the model.
-        folder: of overlays; None where no image gets one.
-        threshold: decides which images are flagged.
-        which: flagged, all or none.
-    """
+    """Which images get an overlay, and where."""
 
     inspector: Inspector
-    folder: Path | None
-    threshold: Threshold
-    which: str
+    folder: Path | None  # None where no image gets one
+    threshold: Threshold  # decides which images are flagged
+    which: str  # flagged, all or none
 
     def is_missing(self, path: str, row: Mapping[str, Any]) -> bool:
         """Whether an image that was predicted before lacks its overlay."""
@@ -123,10 +112,9 @@ class Drawing:
         """Write the image with its heat map over it, if it is one of those that get one."""
         if self.folder is None or not self._is_shown(prediction.decision):
             return
-        shown = self.inspector.overlay(path, prediction)
-        shown.thumbnail((OVERLAY_SIDE, OVERLAY_SIDE))
-        with replacing(overlay_path(self.folder, self.inspector.card, path)) as partial:
-            shown.save(partial, format="jpeg", quality=88)
+        content = to_jpeg(self.inspector.overlay(path, prediction), OVERLAY_SIDE)
+        with replacing(overlay_path(self.folder, self.inspector.card, path)) as file:
+            file.write_bytes(content)
 
     def delete_those_of_other_models(self) -> None:
         """Delete overlays of other models."""
@@ -139,47 +127,38 @@ class Drawing:
         return self.which == "all" or (self.which == "flagged" and decision != GOOD)
 
 
-@dataclass(frozen=True)
-class _Files(Dataset):
-    """Files as the backbones read them, or what is wrong with them."""
-
-    paths: Sequence[str]
-    sizes: tuple[int, ...]
-    pixel_range: str
-    max_megapixels: float
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> tuple[str, Prepared | str]:
-        path = self.paths[index]
-        if escape_undecodable(path) != path:  # tables and pages are UTF-8
-            return path, f"{escape_undecodable(path)} cannot be used: its name is not UTF-8; rename it"
-        try:
-            return path, prepare(path, self.sizes, self.pixel_range, self.max_megapixels)
-        except InputError as error:
-            return path, str(error)
-
-
-def _collate(images: Sequence[tuple[str, Prepared | str]]) -> tuple[list[tuple[str, Any]], list[Tensor]]:
+def _read_batch(
+    paths: Sequence[str], sizes: Sequence[int], pixel_range: str, max_megapixels: float
+) -> tuple[list[tuple[str, Any]], list[Tensor]]:
     """Each path with the size of its image or its problem, and the pixels (n, 3, S, S) for each backbone."""
-    usable = [image.pixels for _, image in images if isinstance(image, Prepared)]
-    pixels = [torch.stack(tensors) for tensors in zip(*usable, strict=True)]
-    return [(path, image.size if isinstance(image, Prepared) else image) for path, image in images], pixels
+    found: list[tuple[str, Any]] = []
+    usable: list[tuple[Tensor, ...]] = []
+    for path in paths:
+        try:
+            if escape_undecodable(path) != path:  # tables and pages are UTF-8
+                raise InputError(f"{escape_undecodable(path)} cannot be used: its name is not UTF-8; rename it")
+            image = prepare(path, sizes, pixel_range, max_megapixels)
+        except InputError as error:
+            found.append((path, str(error)))
+            continue
+        found.append((path, image.size))
+        usable.append(image.pixels)
+    return found, [torch.stack(tensors) for tensors in zip(*usable, strict=True)]
 
 
 def _predict_batches(
     inspector: Inspector, paths: Sequence[str], drawing: Drawing, workers: int
 ) -> Iterator[list[dict[str, Any]]]:
     """The lines of the log, batch by batch; overlays are drawn."""
-    dataset = _Files(paths, inspector.sizes, inspector.card["pixel_range"], inspector.max_megapixels)
-    workers = min(workers, len(paths) // inspector.batch_size)
-    loader = DataLoader(
-        dataset, inspector.batch_size, num_workers=workers, collate_fn=_collate, prefetch_factor=4 if workers else None
+    model = {"pixel_range": inspector.card["pixel_range"], "max_megapixels": inspector.max_megapixels}
+    read, workers = (
+        partial(_read_batch, sizes=inspector.sizes, **model),
+        min(workers, len(paths) // inspector.batch_size),
     )
+    options: Any = {"num_workers": workers, "collate_fn": read, "prefetch_factor": 4 if workers else None}
     with ThreadPoolExecutor(1) as second:
         before: Future[list[dict[str, Any]]] | None = None
-        for batch, pixels in loader:
+        for batch, pixels in DataLoader(list(paths), inspector.batch_size, **options):  # type: ignore[arg-type]
             rows = inspector.features(pixels) if pixels else None
             judged = second.submit(_judge, inspector, batch, rows, drawing)
             if before is not None:

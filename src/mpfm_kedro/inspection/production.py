@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mpfm_kedro.backbones.features import Features
-from mpfm_kedro.detectors.base import Artefact, TrainingData
+from mpfm_kedro.detectors.base import Artefact
 from mpfm_kedro.detectors.mpfm.detector import MPFMDetector, keep_final, load, load_fold_models
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.position_maps import smooth_maps
@@ -39,23 +39,14 @@ LICENCES = {
 
 @dataclass(frozen=True)
 class ProductionFit:
-    """What a production model is made from.
+    """What a production model is made from."""
 
-    Args:
-        run: the production run: all normals and all known anomalies.
-        pieces: of the fitted detector.
-        features: of all samples.
-        samples: the sample table.
-        images: their loader.
-        weights: of each backbone.
-    """
-
-    run: dict[str, Any]
-    pieces: dict[str, Artefact]
+    run: dict[str, Any]  # all normals and all known anomalies
+    pieces: dict[str, Artefact]  # of the fitted detector
     features: Features
     samples: pd.DataFrame
     images: ImageLoader
-    weights: Sequence[Mapping[str, Tensor]]
+    weights: Sequence[Mapping[str, Tensor]]  # of each backbone
 
 
 def make_model(
@@ -67,19 +58,17 @@ def make_model(
     device: torch.device,
 ) -> Model:
     """The production model with its card; its guarantee rests on detectors of cross-fitting."""
-    data = training_data(fit.run, fit.features)
-    calibration, limits = calibrate(fit, data, device)
+    calibration, (low, high) = calibrate(fit, device)
     detector = load(fit.pieces, device)
-    card = describe_model(fit, evaluation, learned) | {"heat_map": dict(zip(("low", "high"), limits, strict=True))}
+    card = describe_model(fit, evaluation, learned) | {"heat_map": {"low": low, "high": high}}
     card |= describe_threshold(calibration, false_alarm_rate, confidence)
     weights = [dict(each) for each in fit.weights]
     return Model(card, keep_final(fit.pieces), weights, calibration, make_gallery(fit, detector))
 
 
-def calibrate(
-    fit: ProductionFit, data: TrainingData, device: torch.device
-) -> tuple[HeldOutScores, tuple[float, float]]:
+def calibrate(fit: ProductionFit, device: torch.device) -> tuple[HeldOutScores, tuple[float, float]]:
     """Scores of held-out normals and anomalies, and the limits of heat maps: percentiles of the held-out normals'."""
+    data = training_data(fit.run, fit.features)
     fold_models = load_fold_models(fit.pieces, data.anomalies.source, fit.run["seed"], device)
     items = dict(zip(fit.samples["sample_id"], joined_groups(fit.samples), strict=True))
     items_of_normals = np.array([items[sample] for sample in fit.run["train_normals"]])
@@ -100,7 +89,7 @@ def calibrate(
 
 def describe_threshold(held_out: HeldOutScores, false_alarm_rate: float, confidence: float) -> dict[str, Any]:
     """What the card says of thresholds: for one rate here, for any other from the held-out scores."""
-    threshold = choose_threshold(held_out.normal_scores, false_alarm_rate, confidence, held_out.normal_items)
+    threshold = choose_threshold(held_out.item_scores, false_alarm_rate, confidence)
     known = held_out.anomaly_scores
     return {
         "threshold": asdict(threshold),

@@ -16,22 +16,17 @@ def resize_bytes(pixels: Tensor, side: int) -> Tensor:
     computed, and one is taken: a graph with branches costs less, but not every runtime gets those right.
     """
     height, width = pixels.shape[1:3]
-    inputs = pixels, *resize_weights(height, side), *resize_weights(width, side)
+    down, across = resize_weights(height, side), resize_weights(width, side)
     high, wide = _count(height), _count(width)
     tall = (high > side) & (2 * wide < high + side)
-    return torch.where(tall, _height_first(*inputs), _width_first(*inputs))[:, :, :side, :side]
+    upright = _resize_both(pixels, down, across)  # (B, S, S, 3)
+    turned = _resize_both(pixels.transpose(1, 2), across, down).transpose(1, 2)
+    return torch.where(tall, upright, turned)[:, :side, :side].permute(0, 3, 1, 2)
 
 
-def _height_first(pixels: Tensor, rows: Tensor, row_weight: Tensor, columns: Tensor, column_weight: Tensor) -> Tensor:
-    down = _resize_rows(pixels, rows, row_weight)  # (B, H, W, 3) → (B, S, W, 3)
-    across = _resize_rows(down.permute(0, 2, 3, 1), columns, column_weight)  # (B, W, 3, S) → (B, S, 3, S)
-    return across.permute(0, 2, 3, 1)
-
-
-def _width_first(pixels: Tensor, rows: Tensor, row_weight: Tensor, columns: Tensor, column_weight: Tensor) -> Tensor:
-    across = _resize_rows(pixels.permute(0, 2, 3, 1), columns, column_weight)  # (B, W, 3, H) → (B, S, 3, H)
-    down = _resize_rows(across.permute(0, 3, 1, 2), rows, row_weight)  # (B, H, S, 3) → (B, S, S, 3)
-    return down.permute(0, 3, 1, 2)
+def _resize_both(pixels: Tensor, rows: tuple[Tensor, Tensor], columns: tuple[Tensor, Tensor]) -> Tensor:
+    """(B, n, m, 3) → (B, S, S, 3), the rows first."""
+    return _resize_rows(_resize_rows(pixels, *rows).transpose(1, 2), *columns).transpose(1, 2)
 
 
 def _resize_rows(rows: Tensor, window: Tensor, weight: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import betainc, betaincinv
+from scipy.special import betainc
 
 from mpfm_kedro.errors import InputError
 
@@ -33,27 +33,16 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Threshold:
-    """The lower and the upper threshold of a false-alarm rate; all values can be stored as JSON.
+    """The lower and the upper threshold of a false-alarm rate; all values can be stored as JSON."""
 
-    Args:
-        rate: the requested false-alarm rate.
-        confidence: probability that the guarantee holds.
-        n_normals: number of held-out normal items that it rests on.
-        is_achievable: whether so few normals can guarantee ``rate``.
-        rate_guaranteed: ``rate`` or, where it is not achievable, the lowest rate that is.
-        rate_expected: the false-alarm rate on average over draws of the normals, k / (n + 1).
-        defective: a score above it is defective.
-        good: a score up to it is good; None where the normals are too few to call any score good.
-    """
-
-    rate: float
-    confidence: float
-    n_normals: int
-    is_achievable: bool
-    rate_guaranteed: float
-    rate_expected: float
-    defective: float
-    good: float | None
+    rate: float  # the requested false-alarm rate
+    confidence: float  # probability that the guarantee holds
+    n_normals: int  # held-out normal items that it rests on
+    is_achievable: bool  # whether so few normals can guarantee ``rate``
+    rate_guaranteed: float  # ``rate`` or, where it is not achievable, the lowest rate that is
+    rate_expected: float  # the false-alarm rate on average over draws of the normals, k / (n + 1)
+    defective: float  # a score above it is defective
+    good: float | None  # a score up to it is good; None where the normals are too few to call any score good
 
 
 @dataclass(frozen=True)
@@ -142,16 +131,13 @@ def p_values(scores: ArrayLike, normal_scores: ArrayLike) -> Floats:
 
 
 def miss_rate(anomaly_scores: ArrayLike, threshold: float, confidence: float) -> MissRate:
-    """The share of anomalies with a score up to the threshold, with a two-sided Clopper-Pearson interval.
+    """The share of anomalies with a score up to the threshold, with a two-sided Clopper-Pearson interval."""
+    from scipy.stats import binomtest  # slow to import
 
-    With x of n missed, low is the (1 − c)/2 quantile of Beta(x, n − x + 1), high the (1 + c)/2 quantile of
-    Beta(x + 1, n − x).
-    """
     _check(0.5, confidence)
     values = _finite(anomaly_scores, "scores of anomalies")
     n, missed = len(values), int((values <= threshold).sum())
-    low = betaincinv(missed, n - missed + 1, (1 - confidence) / 2) if missed else 0.0
-    high = betaincinv(missed + 1, n - missed, (1 + confidence) / 2) if missed < n else 1.0
+    low, high = binomtest(missed, n).proportion_ci(confidence, method="exact")
     return MissRate(missed / n, float(low), float(high), float(confidence), missed, n)
 
 

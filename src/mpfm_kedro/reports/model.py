@@ -10,7 +10,7 @@ import pandas as pd
 
 from mpfm_kedro.inspection.collection import LABELS
 from mpfm_kedro.inspection.model import Model
-from mpfm_kedro.inspection.thresholds import choose_threshold, item_scores, least_normals
+from mpfm_kedro.inspection.thresholds import choose_threshold, least_normals
 from mpfm_kedro.reports.pages import percent, render
 from mpfm_kedro.reports.tables import mean_and_std
 
@@ -25,7 +25,7 @@ def write_card(model: Model) -> str:
         title=f"Model card: {' '.join(filter(None, [card['dataset'], card['category']]))}",
         card=card,
         thresholds=_thresholds(model),
-        n_normals=len(item_scores(model.calibration.normal_scores, model.calibration.normal_items)),
+        n_normals=len(model.calibration.item_scores),
         labels={number: name for name, number in LABELS.items()},
         evaluation=_evaluation(card["evaluation"]),
         all_of_it=json.dumps({name: card[name] for name in card if name != "files"}, indent=1, ensure_ascii=False),
@@ -33,7 +33,7 @@ def write_card(model: Model) -> str:
 
 
 def _thresholds(model: Model) -> pd.DataFrame:
-    normals = item_scores(model.calibration.normal_scores, model.calibration.normal_items)
+    normals = model.calibration.item_scores
     confidence = model.card["threshold"]["confidence"]
     rows = []
     for rate in RATES:

@@ -18,7 +18,7 @@ import pandas as pd
 from mpfm_kedro.atomic import replacing
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.model import Model
-from mpfm_kedro.inspection.thresholds import choose_threshold, describe_guarantee, item_scores
+from mpfm_kedro.inspection.thresholds import choose_threshold, describe_guarantee
 from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
 from mpfm_kedro.reports.pages import SIGNS, render
 from mpfm_kedro.reports.score_histogram import draw_histogram
@@ -92,7 +92,7 @@ def write_page(
         row["overlay"] = overlay.relative_to(overlays.parent).as_posix() if overlay.is_file() else ""
         images.append(_describe_image(row, logged.get(row["path"], {}), pictures, folder))
     pictures.delete_others()
-    normals = item_scores(model.calibration.normal_scores, model.calibration.normal_items)
+    normals = model.calibration.item_scores
     threshold = choose_threshold(normals, parameters.false_alarm_rate, parameters.confidence)
     scores = predictions.loc[predictions["decision"] != "error", "score"].astype(float)
     return render(

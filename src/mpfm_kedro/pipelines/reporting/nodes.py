@@ -60,6 +60,7 @@ def show_mistakes(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Of the first seed's MPFM in each cell: misses and false alarms as images, precision and recall at a threshold."""
     from mpfm_kedro.inspection.mistakes import COLUMNS, POINTS, find_mistakes  # with torch, which is slow to import
+    from mpfm_kedro.inspection.production import ProductionFit
 
     trials = trials_of_mpfm(models)
     cells = {
@@ -69,17 +70,9 @@ def show_mistakes(
     tables, points = [pd.DataFrame(columns=COLUMNS)], []
     for trial in first:
         own = scores[(scores["run"] == trial.run["run"]) & (scores["method"] == trial.method.name)]
-        table, point = find_mistakes(
-            trial.run,
-            models.artefacts(trial),
-            own,
-            features,
-            samples,
-            images.read,
-            inspection.false_alarm_rate,
-            inspection.confidence,
-            torch_device(inspection.device),
-        )
+        fit = ProductionFit(trial.run, models.artefacts(trial), features, samples, images, [])
+        device = torch_device(inspection.device)
+        table, point = find_mistakes(fit, own, inspection.false_alarm_rate, inspection.confidence, device)
         tables.append(table)
         points.append(point)
     table = pd.concat(tables[1:] or tables, ignore_index=True)
