@@ -56,7 +56,7 @@ def test_no_version(tmp_path: Path):
 def test_a_version_that_is_not_there_is_named_with_the_known_ones(tmp_path: Path, typed: str, problem: str):
     keep(tmp_path, VERSION)
     keep(tmp_path, "2026-01-01T00.00.00.000Z")
-    given = ("synthetic", "production", typed, "--output-root", str(tmp_path))
+    given = ("synthetic", typed, "--output-root", str(tmp_path))
     shown = call("versions", "use", *given, fails=True)
     assert typed in shown and problem in shown and VERSION in shown
 

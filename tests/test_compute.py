@@ -311,8 +311,7 @@ def test_a_lost_scheduler_is_named(tmp_path):
 def own_clusters():
     """Clusters that a test has started end with it."""
     yield
-    for make in (workers._local_cluster, workers._slurm_cluster):
-        make.cache_clear()
+    workers.start_cluster.cache_clear()
 
 
 def test_a_local_cluster_is_started_and_kept(own_clusters):
@@ -322,7 +321,7 @@ def test_a_local_cluster_is_started_and_kept(own_clusters):
     assert [value for value, _ in first] == SQUARES
     used = {process for _, process in first + second}
     assert len(used) <= 2 and os.getpid() not in used
-    workers._local_cluster(2).close()
+    workers.start_cluster("local", 2).close()
 
 
 def test_resources_decide_which_worker_has_a_task():
@@ -365,7 +364,7 @@ def test_slurm_is_asked_for_workers(tmp_path, monkeypatch, own_clusters):
         try:
             results = map_tasks(square, NUMBERS, "Squares", parameters(1, dask_scheduler="slurm"))
         finally:
-            workers._slurm_cluster(1).close()
+            workers.start_cluster("slurm", 1).close()
     assert [value for value, _ in results] == SQUARES
     assert "#SBATCH -p short" in (tmp_path / "script").read_text()
 

@@ -85,7 +85,7 @@ def test_learning_makes_a_new_version_and_going_back_takes_it_away(line: Path):
         run("learn", line, images=str(wrong), label="normal")
     assert card(line) == after  # nothing is lost
     root = ("--output-root", str(line / "out"), "--env", "test")
-    done = kedro("versions", "use", "synthetic", "production", versions[0].name, *root)
+    done = kedro("versions", "use", "synthetic", versions[0].name, *root)
     assert done.returncode == 0, done.stderr
     assert card(line)["files"] == before["files"]
     table = pd.read_parquet(line / "out/06_models/synthetic/collection/collection.parquet")
@@ -124,6 +124,6 @@ def test_a_damaged_version_is_not_used(line: Path):
     file.unlink()  # it may share its blocks with another version
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     before = card(line)
-    done = kedro("versions", "use", "synthetic", "production", version.name, "--output-root", str(line / "out"))
+    done = kedro("versions", "use", "synthetic", version.name, "--output-root", str(line / "out"))
     assert done.returncode != 0 and "calibration.safetensors" in done.stderr + done.stdout
     assert card(line) == before

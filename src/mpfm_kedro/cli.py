@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 from kedro.framework.cli.project import run
-from kedro.framework.session import KedroSession
-from kedro.framework.startup import bootstrap_project
+from kedro.io import DataCatalog
 
 from mpfm_kedro.app.learning import Project
 from mpfm_kedro.app.starting import OPTIONS, serve
@@ -160,28 +159,20 @@ def list_all(output_root: Path) -> None:
 
 @versions.command()
 @click.argument("dataset")
-@click.argument("setting", type=click.Choice([PRODUCTION]))
 @click.argument("version")
 @ROOT
 @ENV
-def use(dataset: str, setting: str, version: str, output_root: Path, env: str | None) -> None:
-    """Restore the production model VERSION (a unique prefix is enough) and its learned images."""
+def use(dataset: str, version: str, output_root: Path, env: str | None) -> None:
+    """Restore the production model VERSION (a unique prefix is enough) of DATASET and its learned images."""
     version = find_version(_versions(output_root), dataset, version)
     named = {"dataset": dataset} if dataset in SOURCES else {"dataset": "folder", "name": dataset}
-    _use_production(version, {**named, "output_root": str(output_root)}, env)
-
-
-def _use_production(version: str, parameters: dict[str, str], env: str | None) -> None:
-    """Restore a version of the production model, and its collection."""
-    bootstrap_project(project_root())
-    session = KedroSession.create(project_root(), env=env, runtime_params=parameters)
-    name = parameters.get("name", parameters["dataset"])
-    with session, locked(Path(parameters["output_root"]), Use(name, [PRODUCTION])):
-        catalog = session.load_context()._get_catalog(load_versions={"production_model_version": version})
+    loader = project_loader(env, **named, output_root=str(output_root))
+    catalog = DataCatalog.from_config(loader["catalog"], load_versions={"production_model_version": version})
+    with locked(output_root, Use(dataset, [PRODUCTION])):
         model, collection = catalog.load("production_model_version"), catalog.load("collection")
         catalog.save("production_model", model)
         catalog.save("collection", collection.with_rows(model.card["learned"]))
-    click.echo(f"{name}: restored production model {version} and its learned images")
+    click.echo(f"{dataset}: restored production model {version} and its learned images")
 
 
 @cli.group()

@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays 
 logger = logging.getLogger(__name__)
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-Epochs = Callable[[Task], tuple[int, int]]
 
 MAX_THREADS = 8  # more of them make one task hardly faster
 MAX_CONSECUTIVE_FAILURES = 3  # of tasks, after which the fault is not that of a task
@@ -74,7 +73,7 @@ def map_tasks(
     device: str = "cpu",
     total: int | None = None,
     memory: int = 0,
-    epochs: Epochs[Task] | None = None,
+    epochs: Callable[[Task], tuple[int, int]] | None = None,
 ) -> list[Result]:
     """``function`` of each task, in the order of the tasks, with one progress bar.
 
@@ -97,25 +96,23 @@ def map_tasks(
     if not tasks:
         return []
     total = max(total or 0, len(tasks))
-    counts, unit, finished = [epochs(task) for task in tasks] if epochs else [], "epochs", 0
-    if not any(planned for _, planned in counts):
-        counts, unit, finished, epochs = [(0, 1)] * len(tasks), "tasks", total - len(tasks), None
-    done, planned = [count[0] for count in counts], [count[1] for count in counts]
+    count = epochs if epochs and any(epochs(task)[1] for task in tasks) else lambda task: (0, 1)
+    done, planned = map(list, zip(*map(count, tasks), strict=True))
+    finished, unit = (0, "epochs") if count is epochs else (total - len(tasks), "tasks")
     results: list[Any] = [None] * len(tasks)
 
-    def count(running: Iterable[int]) -> None:
-        if epochs is not None:
-            for index in running:
-                done[index] = epochs(tasks[index])[0]
+    def show(running: Iterable[int] = ()) -> None:
+        for index in running:
+            done[index] = count(tasks[index])[0]
         bar.reach(finished + sum(done))
 
     with (
         _workers(function, label, parameters, on_cuda, (len(tasks), total), memory) as workers,
         progress(label, finished + sum(planned), unit, finished + sum(done)) as bar,
     ):
-        for index, result in completed(workers, tasks, label, count):
+        for index, result in completed(workers, tasks, label, show):
             results[index], done[index] = result, planned[index]
-            count([])
+            show()
     return results
 
 
@@ -145,21 +142,19 @@ def completed(
             running[workers.submit(tasks[index])] = index
         ready, _ = wait(running, POLL_SECONDS, FIRST_COMPLETED)
         on_wait([index for future, index in running.items() if future not in ready])
-        for future in sorted(ready, key=lambda future: running[future]):
+        for future in sorted(ready, key=running.__getitem__):
             index, error = running.pop(future), future.exception()
-            if isinstance(error, workers.blamed):
-                if index not in retried:
-                    suspects.append(index)
-                    continue
-                error = InputError(POISON_MESSAGE)
             if error is None:
                 consecutive = 0
                 yield index, future.result()
             elif isinstance(error, LOST_WORKERS):
                 raise error
+            elif isinstance(error, workers.blamed) and index not in retried:
+                suspects.append(index)
             else:
-                failed[index], consecutive = error, consecutive + 1
-                logger.error("%s: %s failed: %s", label, tasks[index], error)
+                failed[index] = InputError(POISON_MESSAGE) if isinstance(error, workers.blamed) else error
+                consecutive += 1
+                logger.error("%s: %s failed: %s", label, tasks[index], failed[index])
     if failed:
         rest = "the remaining tasks were cancelled" if waiting or running else "all others are done"
         lines = [f"{tasks[index]}: {error}" for index, error in failed.items()]
@@ -182,12 +177,12 @@ def _workers(
     remaining, total = counts
     at_once = concurrent_tasks(parameters, "cuda" if on_cuda else "cpu", remaining, memory)
     threads, limit = threads_per_task(parameters, total), memory_limit(parameters)
-    each = f"{memory / 1e9:.1f} GB" if memory else "unknown"
-    resources = f"threads each: {threads}, memory each: {each}, limit for all: {limit / 1e9:.1f} GB"
+    need = f"{memory / 1e9:.1f} GB" if memory else "unknown"
+    resources = f"threads each: {threads}, memory each: {need}, limit for all: {limit / 1e9:.1f} GB"
     logger.info(f"{label}: {remaining} of {total} tasks remain, {at_once} at once ({resources})")
     if memory > limit:
         logger.warning(
-            f"One task needs {memory / 1e9:.1f} GB, more than the limit of {limit / 1e9:.1f} GB "
+            f"One task needs {need}, more than the limit of {limit / 1e9:.1f} GB "
             "(compute.memory_share of the available memory); tasks run one at a time and may run out of memory"
         )
     if on_cuda and at_once == 1:  # a second process would need a CUDA context of its own

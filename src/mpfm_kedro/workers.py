@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -30,7 +30,6 @@ Work = Callable[..., Any]
 
 MAX_IDLE_SECONDS = 60  # after which a worker process without work ends
 MAX_WORKERLESS_SECONDS = 600.0  # after which a Dask cluster without workers is an error
-FETCHING_THREADS, FETCHING_SECONDS = 4, 60.0  # of results of a Dask cluster, and how long one may take
 DASK_WINDOW = 32  # tasks that the scheduler holds at least: each carries its part of the tables
 LOCAL, SLURM = "local", "slurm"
 NAME = "compute.dask_scheduler"
@@ -83,13 +82,11 @@ def processes(function: Work, at_once: int, threads: int) -> Iterator[Workers]:
             # a worker whose memory grew is replaced between two tasks, as it should be
             warnings.filterwarnings("ignore", "A worker stopped while some jobs", UserWarning)
             yield Workers(lambda task: executor.submit(function, task), lambda: 2 * at_once)
-    except TerminatedWorkerError as error:
+    except BaseException as error:
         executor.shutdown(kill_workers=True)
-        raise InputError(
-            "A worker process was killed, probably out of memory: lower compute.processes or compute.memory_share"
-        ) from error
-    except BaseException:
-        executor.shutdown(kill_workers=True)
+        if isinstance(error, TerminatedWorkerError):
+            advice = "probably out of memory: lower compute.processes or compute.memory_share"
+            raise InputError(f"A worker process was killed, {advice}") from error
         raise
 
 
@@ -125,22 +122,19 @@ def dask_workers(function: Work, label: str, parameters: ComputeParameters, shar
     with _client(parameters) as client:
         from distributed import KilledWorker  # there, or there would be no client
 
-        resources = _checked_resources(client, parameters)
+        executor = client.get_executor(pure=False, resources=_checked_resources(client, parameters))
         cluster, threads = parameters.dask_scheduler, parameters.threads or 1
-        last_seen = time.monotonic()
         # as the result of a task: unlike scattered data, Dask computes it again if its worker is lost
         more = () if shared is None else (client.submit(_same, shared, pure=False),)
-        fetching = ThreadPoolExecutor(FETCHING_THREADS)
+        last_seen = time.monotonic()
 
         def submit(task: Any) -> Future[Any]:
-            future: Future[Any] = Future()
-            remote = client.submit(_run_on_dask, function, threads, task, *more, pure=False, resources=resources)
-            # not in Dask's own thread for callbacks: one result that never comes would stop all others
-            remote.add_done_callback(lambda remote: fetching.submit(_copy_outcome, remote, future))
-            return future
+            return executor.submit(_run_on_dask, function, threads, task, *more)
 
         def capacity() -> int:
             nonlocal last_seen
+            if client.status == "closed":
+                raise CancelledError
             n_threads = sum(client.nthreads().values())  # workers may have joined
             if n_threads:
                 last_seen = time.monotonic()
@@ -156,8 +150,6 @@ def dask_workers(function: Work, label: str, parameters: ComputeParameters, shar
             yield Workers(submit, capacity, KilledWorker)
         except (CancelledError, OSError) as error:
             raise InputError(f"{NAME}: the Dask scheduler at {cluster} was lost") from error
-        finally:
-            fetching.shutdown(wait=False, cancel_futures=True)
 
 
 def _same(shared: Any) -> Any:
@@ -172,32 +164,17 @@ def _run_on_dask(function: Work, threads: int, *task: Any) -> Any:
     return function(*task)
 
 
-def _copy_outcome(remote: Any, future: Future[Any]) -> None:
-    """Copy the outcome of a Dask future; unlike Dask's own executor, one that cannot be fetched is an error, too."""
-    try:
-        future.set_result(remote.result(timeout=FETCHING_SECONDS))
-    except TimeoutError:
-        future.set_exception(CancelledError())
-    except Exception as error:
-        future.set_exception(error)
-
-
 def _client(parameters: ComputeParameters) -> Client:
     """A client of the cluster that the parameters name."""
     try:
         from distributed import Client
     except ImportError as error:
         raise InputError(f"{NAME} needs the package distributed: pip install 'mpfm_kedro[dask]'") from error
-    for name in (
-        "distributed",
-        "distributed.client",
-    ):  # no trace-backs beside our own error
+    for name in ("distributed", "distributed.client"):  # no trace-backs beside our own error
         logging.getLogger(name).setLevel(logging.CRITICAL)
     where = str(parameters.dask_scheduler)
-    if where == LOCAL:
-        return Client(_local_cluster(parameters.processes or cpu_count()))
-    if where == SLURM:
-        return Client(_slurm_cluster(parameters.processes))
+    if where in (LOCAL, SLURM):
+        return Client(start_cluster(where, parameters.processes))
     try:
         return Client(where, timeout="10s")
     except (OSError, ValueError) as error:
@@ -205,24 +182,23 @@ def _client(parameters: ComputeParameters) -> Client:
 
 
 @cache
-def _local_cluster(workers: int) -> Any:
-    """Worker processes of this machine, until this process ends; a worker that dies is replaced."""
-    from distributed import LocalCluster
+def start_cluster(where: str, workers: int) -> Any:
+    """Worker processes of this machine or in jobs of SLURM, until this process ends; a lost one is replaced.
 
-    return LocalCluster(n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None)
+    Dask's configuration ``jobqueue.slurm`` describes a job.
+    """
+    if where == LOCAL:
+        from distributed import LocalCluster
 
-
-@cache
-def _slurm_cluster(workers: int) -> Any:
-    """Workers in jobs of SLURM, until this process ends; Dask's configuration ``jobqueue.slurm`` describes a job."""
-    try:
-        from dask_jobqueue import SLURMCluster
-    except ImportError as error:
-        raise InputError(f"{NAME}={SLURM} needs the package dask-jobqueue: pip install 'mpfm_kedro[slurm]'") from error
+        return LocalCluster(n_workers=workers or cpu_count(), threads_per_worker=1, dashboard_address=None)
     if not workers:
         raise InputError(f"{NAME}={SLURM}: compute.processes = 0; say how many workers to ask SLURM for")
     try:
+        from dask_jobqueue import SLURMCluster
+
         cluster = SLURMCluster()
+    except ImportError as error:
+        raise InputError(f"{NAME}={SLURM} needs the package dask-jobqueue: pip install 'mpfm_kedro[slurm]'") from error
     except ValueError as error:
         raise InputError(f"{NAME}={SLURM}: {error}; see docs/operations.md for Dask's configuration") from error
     cluster.scale(workers)

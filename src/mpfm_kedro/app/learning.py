@@ -16,7 +16,6 @@ from threading import Lock, Thread
 from mpfm_kedro.configuration import project_loader, project_root
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.model import CARD, model_digest, read_card
-from mpfm_kedro.protocol.runs import PRODUCTION
 
 LINES = 40  # of a command's output that are shown: all that learn prints at its end
 SECONDS_TO_END = 10.0
@@ -54,7 +53,7 @@ class Project:
     def go_back(self, version: str) -> list[str]:
         """The command that restores an earlier version of the model."""
         root = ["--output-root", str(self.output_root)]
-        return [*self._kedro("versions", "use"), self.dataset, PRODUCTION, version, *root]
+        return [*self._kedro("versions", "use"), self.dataset, version, *root]
 
     def earlier_version(self) -> str | None:
         """The version before the present model, if there is one."""

@@ -1,4 +1,4 @@
-"""The Kedro datasets of the inspection line: collection, production model, earlier evaluation and predictions."""
+"""The Kedro datasets of the inspection line: collection, production model, summaries of settings, predictions."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ModelFolderDataset(AbstractVersionedDataset["Model", "Model"]):
         return {"filepath": str(self._filepath), "version": self._version}
 
 
-class EvaluationDataset(ReadOnlyDataset[dict[str, Any]]):
+class SummariesDataset(ReadOnlyDataset[dict[str, Any]]):
     """summary.csv of the settings of a dataset that were run."""
 
     def load(self) -> dict[str, Any]:

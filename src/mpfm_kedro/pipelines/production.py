@@ -30,7 +30,7 @@ def _production() -> list[Node]:
     """From a sample table and a collection to a model folder."""
     new = partial(study_node, "production")
     extracted = ["production_samples", "images", "backbone_weights", "params:features", "params:compute"]
-    read = ["production_samples", "models", "production_features", "images", "backbone_weights", "found_by_settings"]
+    read = ["production_samples", "models", "production_features", "images", "backbone_weights", "setting_summaries"]
     return [
         new(gather_samples, ["samples", "collection", "images"], "production_samples", name="gather_samples"),
         new(plan_mpfm_features, extracted, "production_features", name="extract_features"),
@@ -59,14 +59,14 @@ def create_predict() -> Pipeline:
 def create_learn() -> Pipeline:
     """From images that were wrong to a new model, and a comparison with the one before."""
     wrong = ["params:images", "params:label", "collection_before", "samples", "model_before", "params:ingestion"]
-    add = node(add_images, wrong, ["collection", "earlier_model"], name="add_images", tags="add_images")
+    add = node(add_images, wrong, ["collection", "replaced_model"], name="add_images", tags="add_images")
     return ingestion.create_pipeline() + Pipeline([add, *_production(), *_learning()])
 
 
 def _learning() -> list[Node]:
     """The general setting before and after; earlier predictions by both models."""
     new = partial(study_node, "learning")
-    both = ["earlier_model", "production_model"]
+    both = ["replaced_model", "production_model"]
     compared = [*both, "earlier_predictions", "prediction_log", "params:inspection", "params:ingestion"]
     scored = ["scores", "pixel_measures", "costs"]
     tested = ["models", "production_features", "production_samples", "images", "params:compute"]

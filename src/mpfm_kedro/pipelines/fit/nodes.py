@@ -38,7 +38,7 @@ def assemble_model(
     features: Features,
     images: ImageLoader,
     weights: list[BackboneWeights],
-    found_by_settings: dict[str, Any],
+    setting_summaries: dict[str, Any],
     collection: Collection,
     inspection: InspectionParameters,
 ) -> Model:
@@ -51,7 +51,7 @@ def assemble_model(
     )
     learned: list[Any] = collection.table.to_dict("records")
     rate, confidence = inspection.false_alarm_rate, inspection.confidence
-    return make_model(fit, rate, confidence, found_by_settings, learned, torch_device(inspection.device))
+    return make_model(fit, rate, confidence, setting_summaries, learned, torch_device(inspection.device))
 
 
 def keep_model(model: Model) -> Model:

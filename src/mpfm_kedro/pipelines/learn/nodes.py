@@ -81,5 +81,5 @@ def summarise_learning(before: Model, after: Model, compared: pd.DataFrame, run_
     if len(flipped) > SHOWN:
         lines.append(f"  and {len(flipped) - SHOWN:,} more: see compared.csv")
     lines.append(f"AUC of the general setting, without and with all learned images: {shown}")
-    lines.append("To go back: kedro versions list, then kedro versions use DATASET production VERSION")
+    lines.append("To go back: kedro versions list, then kedro versions use DATASET VERSION")
     return "\n".join(lines)
