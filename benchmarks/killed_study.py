@@ -29,8 +29,7 @@ from tqdm import tqdm
 
 from machine import published, write_page
 from mpfm_kedro.configuration import input_path, project_root
-from mpfm_kedro.protocol.fits import FitTask
-from mpfm_kedro.protocol.scores import ScoreTask
+from mpfm_kedro.protocol.fits import Task
 from mpfm_kedro.provenance import code_revision
 from study_comparison import compared, largest_difference
 
@@ -106,8 +105,8 @@ def undisturbed(folder: Path, given: argparse.Namespace) -> float:
 
 def computing(dask_worker: Worker) -> list[tuple[str, str, int]]:
     """Key and description of each fit and each scoring that a worker computes at this moment, and its process."""
-    tasks = [(str(one.key), one.run_spec.args[0]) for one in dask_worker.state.executing]
-    return [(key, str(task), os.getpid()) for key, task in tasks if isinstance(task, FitTask | ScoreTask)]
+    tasks = [(str(one.key), part) for one in dask_worker.state.executing for part in one.run_spec.args]
+    return [(key, str(task), os.getpid()) for key, task in tasks if isinstance(task, Task)]
 
 
 def try_to_kill(client: Client, killing: Killing) -> None:

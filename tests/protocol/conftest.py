@@ -18,6 +18,5 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             function(task)
             done.append(task)
 
-    for module in ("fits", "scores"):
-        monkeypatch.setattr(f"mpfm_kedro.protocol.{module}.map_tasks", work)
+    monkeypatch.setattr("mpfm_kedro.protocol.fits.map_tasks", work)
     return done

@@ -17,7 +17,7 @@ from mpfm_kedro.parameters import ComputeParameters, Parameters, ProtocolParamet
 from mpfm_kedro.pipelines.features.nodes import plan_views
 from mpfm_kedro.pipelines.mpfm.nodes import calibrate_scores, initialise_prototypes, train_mpfm
 from mpfm_kedro.protocol.memory import Memory
-from mpfm_kedro.protocol.trials import Trial, Trials, to_table
+from mpfm_kedro.protocol.trials import Trial, Trials, read_trials
 
 SPEC = FeatureSpec("resnet18", "digest", 64, ("layer4",), ("layer4",), ("mean",), 2, (1, 1, 1))
 COMPUTE = ComputeParameters(processes=1, dask_scheduler=None, device="cpu")
@@ -95,9 +95,9 @@ def small_parameters(parameters: Parameters) -> Parameters:
 def plan_mpfm(runs: pd.DataFrame, features: Features, own: Parameters, memory: Memory | None = None) -> list[Trial]:
     """The trials of MPFM with the keys of all fits; with a memory, they are also fitted."""
     first = initialise_prototypes(runs, features, own.prototypes, own.repairs, COMPUTE)
-    second = train_mpfm(Trials(to_table(first.trials), MEMORY), features, own.training, own.repairs, COMPUTE)
-    third = calibrate_scores(Trials(to_table(second.trials), MEMORY), features, own.training, own.repairs, COMPUTE)
+    second = train_mpfm(Trials(first.tabulate(MEMORY), MEMORY), features, own.training, own.repairs, COMPUTE)
+    third = calibrate_scores(Trials(second.tabulate(MEMORY), MEMORY), features, own.training, own.repairs, COMPUTE)
     if memory is not None:
         for plan in (first, second, third):
             plan.run(memory)
-    return third.trials
+    return read_trials(third.tabulate(MEMORY))

@@ -15,11 +15,10 @@ from mpfm_kedro.detectors.mpfm import stages
 from mpfm_kedro.detectors.mpfm.specification import STAGES
 from mpfm_kedro.parameters import Parameters
 from mpfm_kedro.pipelines.mpfm.nodes import initialise_prototypes, train_mpfm
-from mpfm_kedro.protocol.fits import fit, task_epochs
 from mpfm_kedro.protocol.memory import Checkpoint, Memory
 from mpfm_kedro.protocol.methods import Method, ablated_methods, rows_of_mpfm, sensitivity_methods, to_json
 from mpfm_kedro.protocol.runs import make_hard_runs, make_study_runs
-from mpfm_kedro.protocol.trials import Trial, Trials, to_table
+from mpfm_kedro.protocol.trials import Trial, Trials
 from protocol.small_tables import (
     COMPUTE,
     MEMORY,
@@ -167,7 +166,7 @@ def test_a_stage_that_runs_with_other_anomalies_share_sees_none_of_them(features
         with_methods(TRAINED, runs=RUNS[:1]), features, parameters.prototypes, parameters.repairs, COMPUTE
     )
     (task,) = plan.tasks
-    fit(replace(task, memory=Memory(tmp_path)))
+    replace(task, memory=Memory(tmp_path)).work()
     assert Memory(tmp_path).load(task.entry).tensors["known"] == 0
     assert RUNS["n_anomalies"].iloc[0] == 10
 
@@ -246,11 +245,11 @@ def test_an_interrupted_fit_resumes_from_its_checkpoint_with_equal_bytes(
 def test_epochs_of_a_running_fit_are_those_of_its_checkpoint(features, parameters, tmp_path):
     runs = with_methods(TRAINED, runs=RUNS[:1])
     first = initialise_prototypes(runs, features, parameters.prototypes, parameters.repairs, COMPUTE)
-    trials = Trials(to_table(first.trials), MEMORY)
+    trials = Trials(first.tabulate(MEMORY), MEMORY)
     (task,) = train_mpfm(trials, features, parameters.training, parameters.repairs, COMPUTE).tasks
     task = replace(task, memory=Memory(tmp_path))
-    assert task_epochs(replace(first.tasks[0], memory=task.memory)) == (0, 0)
-    assert task_epochs(task) == (0, parameters.training.epochs)
+    assert replace(first.tasks[0], memory=task.memory).epochs() == (0, 0)
+    assert task.epochs() == (0, parameters.training.epochs)
     for epoch in (3, 4):
         task.memory.checkpoint(task.entry).save(Artefact({}, {"epoch": epoch}))
-        assert task_epochs(task) == (epoch, parameters.training.epochs)
+        assert task.epochs() == (epoch, parameters.training.epochs)

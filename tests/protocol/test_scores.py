@@ -15,10 +15,11 @@ from mpfm_kedro.errors import InputError
 from mpfm_kedro.evaluation.columns import COSTS, SCORES
 from mpfm_kedro.evaluation.pixel_measures import Marked
 from mpfm_kedro.images.loading import ImageLoader
+from mpfm_kedro.protocol.fits import Plan
 from mpfm_kedro.protocol.memory import Memory
 from mpfm_kedro.protocol.methods import Method, rows_of_mpfm, to_json
 from mpfm_kedro.protocol.runs import make_study_runs
-from mpfm_kedro.protocol.scores import ScorePlan, plan_baselines, plan_scores, where_marked
+from mpfm_kedro.protocol.scores import plan_scores, where_marked
 from mpfm_kedro.protocol.trials import Trial, list_trials, read_trials, to_table
 from protocol.small_tables import (
     CELL,
@@ -63,13 +64,14 @@ class World:
         self.runs = self.runs.assign(methods=to_json(methods))
         self.trials = plan_mpfm(self.runs, self.features, small_parameters(project_parameters()), self.memory)
 
-    def mpfm(self, samples: pd.DataFrame | None = None) -> ScorePlan:
-        samples = self.samples if samples is None else samples
-        return plan_scores(self.trials, self.features, samples, self.images, COMPUTE)
+    @property
+    def baselines(self) -> list[Trial]:
+        return [trial for trial in list_trials(self.runs) if not trial.method.mpfm]
 
-    def baselines(self, trials: list[Trial] | None = None, steps: int = 5) -> ScorePlan:
-        trials = trials or [trial for trial in list_trials(self.runs) if not trial.method.mpfm]
-        return plan_baselines(trials, steps, self.features, self.samples, self.images, COMPUTE)
+    def plan(self, trials: list[Trial], samples: pd.DataFrame | None = None, steps: int = 5) -> tuple[Plan, Plan, Plan]:
+        """Scores, pixel measures and costs."""
+        samples = self.samples if samples is None else samples
+        return plan_scores(trials, self.features, samples, self.images, COMPUTE, steps)
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +88,8 @@ def test_trials_survive_their_table(world):
 
 
 def test_scores_are_in_the_order_of_runs_methods_and_test_samples(world, in_this_process):
-    plan = world.baselines() + world.mpfm()
-    scores, costs = plan.run(world.memory), plan.of("costs").run(world.memory)
+    plan, _, timed = world.plan([*world.baselines, *world.trials])
+    scores, costs = plan.run(world.memory), timed.run(world.memory)
     assert scores.columns.tolist() == SCORES and costs.columns.tolist() == COSTS
     expected = [
         (run["run"], method, sample, label)
@@ -110,9 +112,9 @@ def test_scores_are_in_the_order_of_runs_methods_and_test_samples(world, in_this
 
 def test_a_baseline_is_fitted_as_it_would_be_alone(world, in_this_process, tmp_path):
     """Scores do not depend on which runs share a detector and are scored together."""
-    together = world.baselines().run(world.memory)
+    together = world.plan(world.baselines)[0].run(world.memory)
     last = [trial for trial in list_trials(world.runs) if trial.method.name == "Mahalanobis"][-1]
-    alone = world.baselines([last]).run(Memory(tmp_path))
+    alone = world.plan([last])[0].run(Memory(tmp_path))
     own = together[(together["run"] == last.run["run"]) & (together["method"] == "Mahalanobis")]
     pd.testing.assert_frame_equal(alone, own.reset_index(drop=True))
 
@@ -123,7 +125,7 @@ def test_keys_of_a_baseline_name_steps_seed_and_anomalies_where_they_matter(worl
     trial = replace(list_trials(world.runs)[0], method=Method(name=name, mpfm=False))
 
     def key(steps: int = 5, **changes: object) -> str:
-        ((_, task),) = world.baselines([replace(trial, run=trial.run | changes)], steps).groups
+        (task,) = world.plan([replace(trial, run=trial.run | changes)], steps=steps)[0].tasks
         return task.entry.key
 
     known = [*trial.run["known_anomalies"][:2], "hole/010"]
@@ -136,11 +138,11 @@ def test_keys_of_a_baseline_name_steps_seed_and_anomalies_where_they_matter(worl
 
 def test_a_supervised_baseline_has_no_trial_without_known_anomalies(world):
     trials = [replace(trial, run=trial.run | {"known_anomalies": []}) for trial in list_trials(world.runs)[1:3]]
-    assert [trial.method.name for trials, _ in world.baselines(trials).groups for trial in trials] == ["Mahalanobis"]
+    assert [task.baseline for task in world.plan(trials)[0].tasks] == ["Mahalanobis"]
 
 
 def pixels(world: World, samples: pd.DataFrame | None = None) -> pd.DataFrame:
-    return (world.mpfm(samples) + world.baselines()).of("pixel_measures").run(world.memory)
+    return world.plan([*world.trials, *world.baselines], samples)[1].run(world.memory)
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -170,7 +172,7 @@ class TestPixels:
         assert (changed["aupro"] != first["aupro"]).any()
 
     def test_without_masks_nothing_is_measured(self, world):
-        found = world.mpfm(world.samples.assign(mask_path="")).of("pixel_measures").run(world.memory)
+        found = world.plan(world.trials, world.samples.assign(mask_path=""))[1].run(world.memory)
         assert found.empty
         assert found.columns.tolist() == ["setting", "run", "method", "pixel_auroc", "aupro", "pixel_f1"]
 
@@ -183,7 +185,7 @@ class TestPixels:
     def test_a_missing_mask_is_named(self, world):
         gone = world.samples["mask_path"].where(world.samples["label"] == 0, "masks/gone.png")
         with pytest.raises(InputError, match=r"Cannot read the mask .*gone\.png"):
-            world.mpfm(world.samples.assign(mask_path=gone))
+            world.plan(world.trials, world.samples.assign(mask_path=gone))
 
 
 def test_where_samples_are_marked():

@@ -6,9 +6,11 @@ is saved to computes what its memory lacks.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -25,46 +27,110 @@ from mpfm_kedro.protocol.trials import Trial, to_table
 from mpfm_kedro.provenance import key_digest, library_versions
 
 PROCESS_BYTES, POOLED_COPIES, SQUARE_COPIES = 800_000_000, 20, 3  # of a task's memory, as measured on ELPV
-LABELS = {"prototypes": "Prototypes", "training": "Training", "calibration": "Calibration"}
 
 
 @dataclass(frozen=True)
-class FitTask:
-    """One fit: from which data, parameters and upstream fits, and where it is kept."""
+class Task(ABC):
+    """Something that is computed once and kept.
+
+    Args:
+        entry: where it is kept.
+        run: what it learns from.
+        features: of all samples.
+        device: of the work.
+        memory: that keeps it, and has what it needs.
+        bytes: that it may use.
+    """
 
     entry: Entry
     run: dict[str, Any]
-    parameters: dict[str, Any]
-    upstream: dict[str, Entry]
     features: Features
     device: str
-    memory: Memory | None = None
+    memory: Memory = field(default=Memory(Path()))
     bytes: int = 0
+
+    @abstractmethod
+    def work(self) -> None:
+        """Compute and keep it."""
+
+    @abstractmethod
+    def need(self) -> int:
+        """Bytes of memory that it takes, about."""
+
+    def epochs(self) -> tuple[int, int]:
+        """How many epochs are done, and how many there will be; (0, 0) without epochs."""
+        return 0, 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Tasks, each distinct one of which is done once, and the table that is made of their results."""
+
+    label: str
+    tasks: Sequence[Task]
+    compute: ComputeParameters
+    tabulate: Callable[[Memory], pd.DataFrame]
+
+    def run(self, memory: Memory) -> pd.DataFrame:
+        """Compute what the memory lacks; returns the table."""
+        distinct = {task.entry: replace(task, memory=memory) for task in self.tasks}
+        missing = [task for task in distinct.values() if not memory.has(task.entry)]
+        if missing:
+            need, device = max(task.need() for task in missing), self.compute.device
+            at_once = concurrent_tasks(self.compute, device, len(missing), need)
+            share = memory_limit(self.compute) // at_once if self.compute.dask_scheduler is None else need
+            tasks = [replace(task, bytes=share) for task in missing]
+            map_tasks(do, tasks, self.label, self.compute, device, len(distinct), need, Task.epochs)
+        return self.tabulate(memory)
+
+
+def do(task: Task) -> None:
+    """The work of a worker."""
+    task.work()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitTask(Task):
+    """One fit of MPFM, from parameters and upstream fits."""
+
+    parameters: dict[str, Any]
+    upstream: dict[str, Entry]
 
     def __str__(self) -> str:
         return f"{self.entry.stage} of {self.run['dataset']}, {self.run['run']}"
 
+    def work(self) -> None:
+        """Fit, from the checkpoint if there is one, and keep the result."""
+        import torch  # slow to import
 
-@dataclass(frozen=True)
-class FitPlan:
-    """The fits of one stage, and the trials that they belong to."""
+        from mpfm_kedro.detectors.base import Context
+        from mpfm_kedro.detectors.mpfm import stages
 
-    stage: str
-    trials: list[Trial]
-    tasks: list[FitTask]
-    compute: ComputeParameters
+        functions = {
+            "prototypes": stages.fit_prototypes,
+            "training": stages.fit_modules,
+            "calibration": stages.fit_calibration,
+        }
+        checkpoint = self.memory.checkpoint(self.entry)
+        context = Context(torch_device(self.device), self.bytes, checkpoint)
+        upstream = {name: self.memory.load(entry) for name, entry in self.upstream.items()}
+        learned = training_data(self.run, self.features)
+        with torch.random.fork_rng(devices=[]):
+            fitted = functions[self.entry.stage](learned, upstream, self.parameters, self.run["seed"], context)
+        fitted.details["parameters"] = self.parameters
+        self.memory.save(self.entry, fitted, checkpoint.seconds)
+        checkpoint.file.unlink(missing_ok=True)
 
-    def run(self, memory: Memory) -> pd.DataFrame:
-        """Fit what the memory lacks; the table of trials with the keys of this stage."""
-        distinct = {task.entry: replace(task, memory=memory) for task in self.tasks}
-        missing = [task for task in distinct.values() if not memory.has(task.entry)]
-        if missing:
-            need = max(task_bytes(task) for task in missing)
-            at_once = concurrent_tasks(self.compute, self.compute.device, len(missing), need)
-            share = memory_limit(self.compute) // at_once if self.compute.dask_scheduler is None else need
-            tasks, label = [replace(task, bytes=share) for task in missing], LABELS[self.stage]
-            map_tasks(fit, tasks, label, self.compute, self.compute.device, len(distinct), need, task_epochs)
-        return to_table(self.trials)
+    def need(self) -> int:
+        """The process, copies of pooled statistics, square matrices."""
+        sizes = [spec.pooled_size for spec in self.features.specs]
+        rows = self.features.index["sample_id"].isin({*self.run["train_normals"], *self.run["known_anomalies"]}).sum()
+        return PROCESS_BYTES + POOLED_COPIES * int(rows) * 4 * sum(sizes) + SQUARE_COPIES * 8 * max(sizes) ** 2
+
+    def epochs(self) -> tuple[int, int]:
+        """Those of the checkpoint and of the parameters."""
+        planned = int(self.parameters.get("epochs", 0))
+        return self.memory.checkpoint(self.entry).epoch if planned else 0, planned
 
 
 def plan_stage(
@@ -73,7 +139,7 @@ def plan_stage(
     features: Features,
     compute: ComputeParameters,
     parameters: Callable[[Method], dict[str, Any] | None],
-) -> FitPlan:
+) -> Plan:
     """Plan one stage of MPFM for all trials; trials that share a fit have equal tasks.
 
     Args:
@@ -83,88 +149,41 @@ def plan_stage(
         compute: where fits run.
         parameters: of the stage for a method; None where the method does without the stage.
     """
-    describe = cache(partial(learned_digest, features=features))
-    n_backbones = len(features.specs)
+    digest = cache(partial(learned_digest, features=features))
     planned, tasks = [], []
     for trial in trials:
-        fits, own = dict(trial.fits), parameters(trial.method)
-        if own is not None and stage == "calibration":
-            task = _plan_fit(trial, stage, own | {"n_backbones": n_backbones}, trial.fits, features, compute, describe)
+        fits, chosen = dict(trial.fits), parameters(trial.method)
+        for name, more, upstream in _fits_of(stage, trial.fits, len(features.specs)) if chosen is not None else []:
+            values = (chosen or {}) | more
+            # a fit that reads no anomaly is shared by runs with other known ones
+            run = trial.learned_run(stage == "training" or "training" in upstream)
+            key = key_digest(
+                {
+                    "stage": stage,
+                    "parameters": values,
+                    "seed": run["seed"],
+                    "features": features.spec_digest,
+                    "data": digest((*run["train_normals"], *run["known_anomalies"]), False),
+                    "versions": [STAGES[stage], data.VERSION],
+                    "libraries": library_versions(),
+                    "upstream": [entry.key for entry in upstream.values()],
+                }
+            )
+            fits[name] = Entry(stage, key)
+            task = FitTask(fits[name], run, features, compute.device, parameters=values, upstream=upstream)
             tasks.append(task)
-            fits[stage] = task.entry
-        elif own is not None:
-            for backbone in range(n_backbones):
-                before = stage_name("prototypes", backbone)
-                upstream = {before: trial.fits[before]} if stage == "training" else {}
-                own = own | {"backbone": backbone}
-                tasks.append(_plan_fit(trial, stage, own, upstream, features, compute, describe))
-                fits[stage_name(stage, backbone)] = tasks[-1].entry
         planned.append(replace(trial, fits=fits))
-    return FitPlan(stage, planned, tasks, compute)
+    return Plan(stage.capitalize(), tasks, compute, lambda _: to_table(planned))
 
 
-def _plan_fit(
-    trial: Trial,
-    stage: str,
-    parameters: dict[str, Any],
-    upstream: dict[str, Entry],
-    features: Features,
-    compute: ComputeParameters,
-    describe: Callable[[tuple[str, ...], bool], str],
-) -> FitTask:
-    """One fit of a trial; one that reads no anomaly is shared by runs with other known anomalies."""
-    supervised = stage == "training" or "training" in upstream
-    run = trial.run if supervised else trial.run | {"known_anomalies": []}
-    key = key_digest(
-        {
-            "stage": stage,
-            "parameters": parameters,
-            "seed": run["seed"],
-            "features": features.spec_digest,
-            "data": describe((*run["train_normals"], *run["known_anomalies"]), False),
-            "versions": [STAGES[stage], data.VERSION],
-            "libraries": library_versions(),
-            "upstream": [entry.key for entry in upstream.values()],
-        }
-    )
-    return FitTask(Entry(stage, key), run, parameters, dict(upstream), features, compute.device)
-
-
-def fit(task: FitTask) -> None:
-    """Fit, from the checkpoint if there is one, and keep the result; the work of a worker."""
-    import torch  # slow to import
-
-    from mpfm_kedro.detectors.base import Context
-    from mpfm_kedro.detectors.mpfm import stages
-
-    assert task.memory is not None
-    functions = {
-        "prototypes": stages.fit_prototypes,
-        "training": stages.fit_modules,
-        "calibration": stages.fit_calibration,
-    }
-    checkpoint = task.memory.checkpoint(task.entry)
-    upstream = {name: task.memory.load(entry) for name, entry in task.upstream.items()}
-    context = Context(torch_device(task.device), task.bytes, checkpoint)
-    with torch.random.fork_rng(devices=[]):
-        fitted = functions[task.entry.stage](
-            training_data(task.run, task.features), upstream, task.parameters, task.run["seed"], context
-        )
-    fitted.details["parameters"] = task.parameters
-    task.memory.save(task.entry, fitted, checkpoint.seconds)
-    checkpoint.file.unlink(missing_ok=True)
-
-
-def task_bytes(task: FitTask) -> int:
-    """Memory that a fit takes, about: the process, copies of pooled statistics, square matrices."""
-    sizes = [spec.pooled_size for spec in task.features.specs]
-    rows = task.features.index["sample_id"].isin({*task.run["train_normals"], *task.run["known_anomalies"]}).sum()
-    return PROCESS_BYTES + POOLED_COPIES * int(rows) * 4 * sum(sizes) + SQUARE_COPIES * 8 * max(sizes) ** 2
-
-
-def task_epochs(task: FitTask) -> tuple[int, int]:
-    """How many epochs of a fit are done, by its checkpoint, and how many there will be; (0, 0) without epochs."""
-    planned = int(task.parameters.get("epochs", 0))
-    if not planned or task.memory is None:
-        return 0, planned
-    return task.memory.checkpoint(task.entry).epoch, planned
+def _fits_of(
+    stage: str, fits: dict[str, Entry], n_backbones: int
+) -> list[tuple[str, dict[str, int], dict[str, Entry]]]:
+    """Name, further parameters and upstream fits of each fit of a stage."""
+    if stage == "calibration":
+        return [(stage, {"n_backbones": n_backbones}, fits)]
+    before = [stage_name("prototypes", backbone) for backbone in range(n_backbones)]
+    return [
+        (stage_name(stage, backbone), {"backbone": backbone}, {name: fits[name]} if stage == "training" else {})
+        for backbone, name in enumerate(before)
+    ]

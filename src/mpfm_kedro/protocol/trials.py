@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -45,12 +45,11 @@ class Trial:
     @property
     def tested(self) -> list[str]:
         """The test samples, normals first."""
-        return tested(self.run)
+        return [*self.run["test_normals"], *self.run["test_anomalies"]]
 
-
-def tested(run: dict[str, Any]) -> list[str]:
-    """The test samples of a run, normals first."""
-    return [*run["test_normals"], *run["test_anomalies"]]
+    def learned_run(self, supervised: bool) -> dict[str, Any]:
+        """The run as a fit reads it, with its known anomalies or without."""
+        return self.run if supervised else self.run | {"known_anomalies": []}
 
 
 @dataclass(frozen=True)
@@ -121,11 +120,3 @@ def read_trials(table: pd.DataFrame) -> list[Trial]:
         order = row.pop("order")
         trials.append(Trial({n: row[n] for n in row if n not in ("method", "kind")}, method, fits, tuple(order)))
     return trials
-
-
-def group_by(trials: Sequence[Trial], of: Callable[[Trial], Any]) -> list[list[Trial]]:
-    """The trials in groups that share something."""
-    groups: dict[Any, list[Trial]] = {}
-    for trial in trials:
-        groups.setdefault(of(trial), []).append(trial)
-    return list(groups.values())

@@ -7,7 +7,7 @@ import pandas as pd
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.detectors.mpfm.specification import calibration_parameters, prototype_parameters, training_parameters
 from mpfm_kedro.parameters import ComputeParameters, PrototypeParameters, RepairParameters, TrainingParameters
-from mpfm_kedro.protocol.fits import FitPlan, plan_stage
+from mpfm_kedro.protocol.fits import Plan, plan_stage
 from mpfm_kedro.protocol.trials import Trials, plan_trials
 
 
@@ -17,7 +17,7 @@ def initialise_prototypes(
     prototypes: PrototypeParameters,
     repairs: RepairParameters,
     compute: ComputeParameters,
-) -> FitPlan:
+) -> Plan:
     """K-means++ groups, whitening and prototypes of patches; no anomaly is read, so many trials share them."""
     return plan_stage(
         "prototypes",
@@ -36,7 +36,7 @@ def train_mpfm(
     training: TrainingParameters,
     repairs: RepairParameters,
     compute: ComputeParameters,
-) -> FitPlan:
+) -> Plan:
     """The joint objective of flow, mutual information and four modules, from the prototypes."""
     return plan_stage(
         "training",
@@ -57,7 +57,7 @@ def calibrate_scores(
     training: TrainingParameters,
     repairs: RepairParameters,
     compute: ComputeParameters,
-) -> FitPlan:
+) -> Plan:
     """From four scores to one: calibration within groups of normals, weights by left-out evidence."""
     return plan_stage(
         "calibration",
