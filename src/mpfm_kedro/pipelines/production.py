@@ -67,7 +67,7 @@ def _learning() -> list[Node]:
     """The general setting before and after; earlier predictions by both models."""
     new = partial(study_node, "learning")
     both = ["replaced_model", "production_model"]
-    compared = [*both, "earlier_predictions", "prediction_log", "params:inspection", "params:ingestion"]
+    compared = [*both, "last_predictions", "prediction_log", "params:inspection", "params:ingestion"]
     scored = ["scores", "pixel_measures", "costs"]
     tested = ["models", "production_features", "production_samples", "images", "params:compute"]
     drawn = ["samples", "production_samples", "params:protocol"]

@@ -28,7 +28,7 @@ from mpfm_kedro.reports.study_figures import draw_ablation, draw_comparison, dra
 # datasets without the name of a study
 SHARED = {"samples", "images", "features", "backbone_weights", "study_plan", "compared"}
 SHARED |= {"production_samples", "production_features", "production_model", "collection", "setting_summaries"}
-SHARED |= {"prediction_log", "overlays", "gallery", "export_folder", "replaced_model", "earlier_predictions"}
+SHARED |= {"prediction_log", "overlays", "gallery", "export_folder", "replaced_model", "last_predictions"}
 PROTOCOL = ["samples", "params:protocol"]
 SCORED = ["models", "features", "samples", "images", "params:compute"]
 
