@@ -9,7 +9,7 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.parameters import Count, Group, Methods, Numbers, Setting, SettingParameters
+from mpfm_kedro.parameters import Setting, SettingParameters
 from mpfm_kedro.sources import SOURCES
 
 DECIDED = ("dataset", "name", "category", "known_class", "n_anomalies", "n_seeds", "first_seed", "comparison")
@@ -33,14 +33,11 @@ def _not_decided(parameters: dict[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-class Covered(Group):
+class Covered(SettingParameters):
     """What is compared; None leaves it to the whole study."""
 
     settings: Annotated[list[Setting], Field(min_length=1)] | None = None
-    n_anomalies: Numbers | None = None
-    n_seeds: Count | None = None
     first_seed: Annotated[int, Field(ge=0)] | None = None
-    methods: Methods | None = None
     steps: Annotated[int, Field(ge=0)] | None = None
     known_class: str | None = None
     general: SettingParameters = SettingParameters()
@@ -67,15 +64,15 @@ class Study(Covered):
 
         What is said of a setting takes precedence over what is said of all settings, and the dataset over the study.
         """
-        own, whole = (covered.model_dump(exclude_none=True) for covered in (entry, self))
-        covered = whole | own
+        special, whole = (covered.model_dump(exclude_none=True) for covered in (entry, self))
+        covered = whole | special
         compared: dict[str, Any] = {
             name: covered[name] for name in ("settings", "n_anomalies", "methods", "steps") if name in covered
         }
-        compared |= {setting: whole[setting] | own[setting] for setting in ("general", "hard")}
+        compared |= {setting: whole[setting] | special[setting] for setting in ("general", "hard")}
         named = ("dataset", "name", "category", "data_root", "known_class", "n_seeds", "first_seed")
         chosen = {name: covered[name] for name in named if name in covered}
-        return whole["parameters"] | own["parameters"] | chosen | {"comparison": compared}
+        return whole["parameters"] | special["parameters"] | chosen | {"comparison": compared}
 
 
 def read_study(path: str | None) -> Study:
@@ -98,25 +95,16 @@ def read_study(path: str | None) -> Study:
 
 
 def _explain(problem: Any, content: dict[str, Any]) -> str:
-    """A problem in words: the key, its value, what is allowed."""
-    location = list(problem["loc"])
-    key = _key(location, content)
+    """A problem in words: the key as people find it (``datasets[screw].hard.n_seeds``), its value, what is allowed."""
+    location, group = list(problem["loc"]), Study if problem["loc"][0] != "datasets" else Entry
+    if location[0] == "datasets" and len(location) > 1:
+        entry = _in_mapping(content["datasets"][location[1]])
+        known = entry if isinstance(entry, dict) else {}
+        location[:2] = [f"datasets[{known.get('name') or known.get('dataset') or location[1]}]"]
+    key = ".".join(map(str, location))
     if problem["type"] == "extra_forbidden":
-        group = Entry if location[0] == "datasets" else Study
-        inner = location[-2] if len(location) > 1 else None
-        allowed = SettingParameters if inner in ("general", "hard") else group
+        allowed = SettingParameters if location[-2:-1] in (["general"], ["hard"]) else group
         return f"unknown key {key}; allowed are {', '.join(allowed.model_fields)}"
     if problem["type"] == "missing":
         return f"{key} is missing"
     return f"{key} = {problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}"
-
-
-def _key(location: list[Any], content: dict[str, Any]) -> str:
-    """The place of a key as people find it: ``datasets[screw].hard.n_seeds``."""
-    if location[0] != "datasets" or len(location) == 1:
-        return ".".join(str(part) for part in location)
-    _, place, *rest = location
-    entry = _in_mapping(content["datasets"][place])
-    known = entry if isinstance(entry, dict) else {}
-    title = known.get("name") or known.get("dataset") or place
-    return ".".join([f"datasets[{title}]", *(str(part) for part in rest)])
