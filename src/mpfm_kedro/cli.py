@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from mpfm_kedro.app.learning import Project
 from mpfm_kedro.app.starting import OPTIONS, serve
 from mpfm_kedro.backbones.store import FeatureStore
 from mpfm_kedro.configuration import input_path, output_path, project_loader, project_root
-from mpfm_kedro.errors import InputError
+from mpfm_kedro.errors import unknown
 from mpfm_kedro.inspection.versions import find_version, list_versions
 from mpfm_kedro.locks import Use, locked
 from mpfm_kedro.parameter_checks import text_parameters
@@ -54,10 +53,7 @@ class PipelineNames(click.ParamType):
         known = register_pipelines()
         for name in filter(None, map(str.strip, value.split(","))):
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean '{near[0]}'? " if near else ""
-                others = ", ".join(sorted(set(known) - {"__default__"}))
-                raise InputError(f"There is no pipeline '{name}': {hint}There are: {others}")
+                raise unknown("pipeline", name, known.keys() - {"__default__"})
         return value
 
 
@@ -130,18 +126,17 @@ def free(name: str, output_root: Path) -> None:
 
 
 def _stores(output_root: Path) -> FeatureStore:
-    return FeatureStore(project_root() / project_loader(output_root=str(output_root))["catalog"]["features"]["store"])
+    return FeatureStore(_path("features", "store", output_root=str(output_root)))
 
 
-def _configured(name: str, output_root: Path | None = None) -> Path:
-    """The path of a dataset as the catalog states it."""
-    parameters = {"output_root": str(output_root)} if output_root else {}
-    return project_root() / project_loader(**parameters)["catalog"][name]["filepath"]
+def _path(dataset: str, name: str = "filepath", **parameters: str) -> Path:
+    """A path of the catalog."""
+    return project_root() / project_loader(**parameters)["catalog"][dataset][name]
 
 
 def _versions(output_root: Path) -> Path:
     """The folder of all versions: above dataset, study and name."""
-    return _configured("production_model_version", output_root).parents[2]
+    return _path("production_model_version", output_root=str(output_root)).parents[2]
 
 
 @cli.group()
@@ -194,7 +189,7 @@ def weights(backbone: str) -> None:
     """Obtain and verify the weights of BACKBONE, in the folder that the catalog names."""
     from mpfm_kedro.backbones.weights import obtain_weights  # with torch, which is slow to import
 
-    folder = _configured("backbone_weights")
+    folder = _path("backbone_weights")
     obtain_weights(backbone, folder)
     click.echo(folder / f"{backbone}.safetensors")
 
