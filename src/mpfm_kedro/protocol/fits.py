@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +81,9 @@ class Plan:
             at_once = concurrent_tasks(self.compute, device, len(missing), need)
             share = memory_limit(self.compute) // at_once if self.compute.dask_scheduler is None else need
             tasks = [replace(task, bytes=share) for task in missing]
-            map_tasks(do, tasks, self.label, self.compute, device, len(distinct), need, Task.epochs)
+            work, epochs = methodcaller("work"), methodcaller("epochs")  # each task has its own
+            map_tasks(work, tasks, self.label, self.compute, device, len(distinct), need, epochs)
         return self.tabulate(memory)
-
-
-def do(task: Task) -> None:
-    """The work of a worker."""
-    task.work()
 
 
 @dataclass(frozen=True, kw_only=True)
