@@ -89,22 +89,22 @@ def _run(pipeline: str, parameters: dict[str, Any], env: str | None) -> None:
 
 def plan_comparisons(given: dict[str, Any], env: str | None, file: str | None) -> list[Comparison]:
     """The comparisons of a study file, whose parameters are checked before anything runs."""
-    study = read_study(file)
     common = {name: value for name, value in given.items() if name != "study"}
     comparisons: dict[str, Comparison] = {}
-    for entry in study.datasets:
-        merged: Any = OmegaConf.to_container(OmegaConf.merge(common, study.parameters_of(entry)))
+    for compared in read_study(file):
+        dataset = str(compared["dataset"])
+        merged: Any = OmegaConf.to_container(OmegaConf.merge(common, compared))
         loader = project_loader(env, **merged)
         try:
             parameters = check_parameters(loader["parameters"])
             compared_methods(parameters.comparison)
         except InputError as error:
-            raise InputError(f"{file}: datasets[{entry.dataset}]: {error}") from error
+            raise InputError(f"{file}: datasets[{dataset}]: {error}") from error
         name, category = parameters.name, parameters.category
         if name in comparisons:
             raise InputError(f"{file}: two datasets have the name '{name}': give one of them another 'name'")
-        state = _look_for(entry.dataset, category, Path(parameters.data_root))
-        comparisons[name] = Comparison(name, entry.dataset, category, *state, merged)
+        state = _look_for(dataset, category, Path(parameters.data_root))
+        comparisons[name] = Comparison(name, dataset, category, *state, merged)
     return list(comparisons.values())
 
 
