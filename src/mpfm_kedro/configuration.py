@@ -54,8 +54,8 @@ def result_name(name: Any, dataset: str, data_root: str) -> str:
         return dataset
     from mpfm_kedro.sources import SOURCES, folder  # with pandas, which is slow to import
 
-    found = folder.own_name(Path(data_root))
-    return f"own_{found}" if found in SOURCES and found != OWN else found
+    folder_name = folder.own_name(Path(data_root))
+    return f"own_{folder_name}" if folder_name in SOURCES and folder_name != OWN else folder_name
 
 
 class ProjectConfigLoader(OmegaConfigLoader):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from functools import reduce
 from itertools import chain
 from typing import Any
 
@@ -24,15 +25,16 @@ def complete(parameters: dict[str, Any]) -> dict[str, Any]:
     """Copy parameters that users type without a group into the groups that nodes read (``COPIES``)."""
     for target, source in COPIES.items():
         group, name = target.split(".")
-        place = parameters.setdefault(group, {})
-        if isinstance(place, dict):
-            if name in place:
+        values = parameters.setdefault(group, {})
+        if isinstance(values, dict):
+            if name in values:
                 raise InputError(f"Unknown parameter '{target}': did you mean '{source}'?")
-            value: Any = parameters
-            for part in source.split("."):
-                value = value.get(part) if isinstance(value, dict) else None
-            place[name] = value
+            values[name] = reduce(_get, source.split("."), parameters)
     return parameters
+
+
+def _get(group: Any, name: str) -> Any:
+    return group.get(name) if isinstance(group, dict) else None
 
 
 def check_parameters(values: Mapping[str, Any]) -> Parameters:
@@ -54,9 +56,9 @@ def _explain(name: str, problem: Any) -> str:
     if problem["type"] == "extra_forbidden":
         groups, _, last = name.rpartition(".")
         others = {dotted.rpartition(".")[2]: dotted for dotted in reversed([*_dotted_names(Parameters)])}
-        beside = {field: f"{groups}.{field}".strip(".") for field in _group_at(groups).model_fields}
-        near = [last] if last in others else get_close_matches(last, beside, 1) or get_close_matches(last, others, 1)
-        hint = f"did you mean '{(others | beside)[near[0]]}'?" if near else f"known names: {', '.join(sorted(beside))}"
+        same = {field: f"{groups}.{field}".strip(".") for field in _group_at(groups).model_fields}
+        near = [last] if last in others else get_close_matches(last, same, 1) or get_close_matches(last, others, 1)
+        hint = f"did you mean '{(others | same)[near[0]]}'?" if near else f"known names: {', '.join(sorted(same))}"
         return f"Unknown parameter '{name}': {hint}"
     if problem["type"] == "missing":
         return f"Parameter '{name}' is missing from the configuration"

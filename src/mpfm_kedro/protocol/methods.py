@@ -161,9 +161,9 @@ def describe_methods(methods: Iterable[Method], training: TrainingParameters, st
             detector = baseline(method.name)
             row |= {"budget": detector.budget.format(steps=f"{steps:,}"), "note": detector.differs}
         elif method.trained:
-            own = method.changed("training", training)
-            batch = own.normals_per_batch + own.anomalies_per_batch
-            row["budget"] = f"{own.epochs * own.iterations_per_epoch:,} steps of {batch}"
+            changed = method.changed("training", training)
+            batch = changed.normals_per_batch + changed.anomalies_per_batch
+            row["budget"] = f"{changed.epochs * changed.iterations_per_epoch:,} steps of {batch}"
         described.append(row)
     return described
 

@@ -78,9 +78,9 @@ class Trials:
 def list_trials(runs: pd.DataFrame) -> list[Trial]:
     """Every run with every method."""
     return [
-        Trial({name: value for name, value in run.items() if name != "methods"}, method, {}, (number, place))
+        Trial({name: value for name, value in run.items() if name != "methods"}, method, {}, (number, rank))
         for number, run in enumerate(records(runs))
-        for place, method in enumerate(from_json(run["methods"]))
+        for rank, method in enumerate(from_json(run["methods"]))
     ]
 
 
