@@ -27,17 +27,11 @@ NOT_DECISIVE = {"features.batch_size", "features.workers", "features.compile"}  
 
 @dataclass(frozen=True)
 class Use:
-    """What one run uses in an output folder, and which process it is.
-
-    Attributes:
-        dataset: whose results and tables.
-        studies: whose results are written, by this run alone.
-        tables: the parameters that decide the shared tables of the dataset; None for a run that uses none of them.
-    """
+    """What one run uses in an output folder, and which process it is."""
 
     dataset: str
-    studies: list[str]
-    tables: dict[str, Any] | None = None
+    studies: list[str]  # whose results are written, by this run alone
+    tables: dict[str, Any] | None = None  # parameters that decide the shared tables; None for a run that uses none
     process: int = field(default_factory=os.getpid)
     host: str = field(default_factory=socket.gethostname)
     started: str = field(default_factory=lambda: f"{datetime.now():%Y-%m-%d %H:%M:%S}")

@@ -50,13 +50,7 @@ class Comparison:
 def run_study(file: Path, given: dict[str, Any], env: str | None) -> None:
     """Run the comparison of every dataset of a study that is there, and report on all of them.
 
-    Args:
-        file: the study.
-        given: further parameters, as they were typed.
-        env: the environment.
-
-    Raises:
-        InputError: The file is wrong, or a comparison failed; then the others and the report are still made.
+    If one fails, the others and the report are still made; then an error names it.
     """
     if taken := [name for name in DECIDED if name in given]:
         raise InputError(f"Parameter '{taken[0]}' is decided by the study file: change it there")
@@ -68,9 +62,9 @@ def run_study(file: Path, given: dict[str, Any], env: str | None) -> None:
     with locked(Path(parameters.output_root), Use(f"study {parameters.name}", ["sessions"])):
         _write_plan(plan, comparisons)
         logger.info("\n%s", "\n  ".join([f"Study {parameters.name}:", *map(str, comparisons)]))
-        for one in comparisons:
-            if one.status == PLANNED:
-                _compare(one, env)
+        for comparison in comparisons:
+            if comparison.status == PLANNED:
+                _compare(comparison, env)
                 _write_plan(plan, comparisons)
         if any(one.status == DONE for one in comparisons):
             _run("study", given, env)

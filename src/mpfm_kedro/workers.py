@@ -40,17 +40,11 @@ LOST_WORKERS = (TerminatedWorkerError, CancelledError)  # errors that say nothin
 
 @dataclass(frozen=True)
 class Workers:
-    """Where tasks are sent.
-
-    Attributes:
-        submit: sends a task and returns its future.
-        capacity: how many tasks may be sent at once.
-        blamed: the error of a task whose worker was killed repeatedly, by this task or by another one there.
-    """
+    """Where tasks are sent, and how many at once."""
 
     submit: Callable[[Any], Future[Any]]
     capacity: Callable[[], int]
-    blamed: type[Exception] | tuple[()] = ()
+    blamed: type[Exception] | tuple[()] = ()  # of a task whose worker died repeatedly, by it or by another one there
 
 
 def this_process(function: Work) -> Workers:
@@ -115,11 +109,7 @@ def _show_log() -> None:
 def dask_workers(function: Work, label: str, parameters: ComputeParameters, shared: Any = None) -> Iterator[Workers]:
     """Workers of a Dask cluster, which repeats the tasks of a lost worker, and no others.
 
-    Args:
-        function: of a task, and of ``shared`` where that is given.
-        label: of the log lines.
-        parameters: which cluster, threads of a task, and what its worker must have.
-        shared: something large that all tasks need; it is sent to each worker once.
+    ``shared`` is something large, the second argument of all tasks; it is sent to each worker once.
     """
     with _client(parameters) as client:
         from distributed import KilledWorker, wait  # there, or there would be no client

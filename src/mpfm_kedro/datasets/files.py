@@ -82,13 +82,7 @@ class PathDataset(AbstractDataset[Any, Any]):
 
 
 class FilesDataset(PathDataset):
-    """Several files of one node in a folder.
-
-    Args:
-        filepath: The folder.
-        files: The name of the file of each table or figure; kedro-viz shows the first table.
-        metadata: Free for plugins.
-    """
+    """Several files of one node in a folder, by the names of tables and figures."""
 
     def __init__(self, filepath: str, files: dict[str, str], metadata: dict[str, Any] | None = None) -> None:
         super().__init__(filepath, metadata)

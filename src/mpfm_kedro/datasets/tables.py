@@ -24,13 +24,7 @@ from mpfm_kedro.protocol.trials import Trials
 class FileDataset(AbstractVersionedDataset[Any, Any]):
     """A file at ``filepath``, by its suffix; with ``versioned: true`` also a version of it below ``versions``.
 
-    Args:
-        filepath: The present file.
-        versions: The folder of its versions.
-        memory: The folder of fits, for tables that are given as plans.
-        csv: A copy for people and other tools.
-        version: Set by Kedro; a version to load takes precedence over the present file.
-        metadata: Free for plugins.
+    ``memory`` is the folder of fits, for tables that are given as plans; ``csv`` is a copy for people and other tools.
     """
 
     def __init__(

@@ -22,12 +22,8 @@ class BackboneWeights:
 class BackboneWeightsDataset(PathDataset):
     """Weights of one or several backbones, obtained on the first load and cached below ``filepath``.
 
-    Args:
-        filepath: The folder of the verified copies.
-        name: A backbone, or several.
-        weights_file: The user's own state dict, which takes precedence over every other origin; of several backbones
-            it belongs to the one that it fits.
-        metadata: Free for plugins.
+    ``weights_file`` is the user's state dict, which takes precedence over every other origin; of several backbones it
+    belongs to the one that it fits.
     """
 
     def __init__(

@@ -25,26 +25,15 @@ OneGroup = TypeVar("OneGroup", bound=Group)
 
 
 class Method(BaseModel):
-    """A method: MPFM with some parameters changed, or a baseline by its name.
-
-    Args:
-        name: of its row.
-        kind: ours, baseline or reference.
-        mpfm: whether it is a variant of MPFM.
-        trained: False: it has learned from no anomaly.
-        step_0: S_g and S_r count as they were before training.
-        prototypes: changed parameters of this group.
-        repairs: the same of this group.
-        training: the same of this group.
-    """
+    """A method: MPFM with changed parameters of some groups, or a baseline by its name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    kind: str = OURS
+    kind: str = OURS  # or baseline, reference
     mpfm: bool = True
-    trained: bool = True
-    step_0: bool = False
+    trained: bool = True  # False: it has learned from no anomaly
+    step_0: bool = False  # S_g and S_r count as they were before training
     prototypes: dict[str, Any] = {}
     repairs: dict[str, Any] = {}
     training: dict[str, Any] = {}
