@@ -14,7 +14,7 @@ from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.configuration import project_root
 from mpfm_kedro.parameter_checks import check_parameters
 from mpfm_kedro.parameters import ComputeParameters, Parameters
-from mpfm_kedro.pipelines.mpfm.nodes import calibrate_scores, initialise_prototypes, train_mpfm
+from mpfm_kedro.pipelines.mpfm import calibrate_scores, initialise_prototypes, train_mpfm
 from mpfm_kedro.protocol.memory import Memory
 from mpfm_kedro.protocol.methods import rows_of_mpfm, to_json
 from mpfm_kedro.protocol.trials import Trials

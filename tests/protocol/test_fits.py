@@ -14,7 +14,7 @@ from mpfm_kedro.detectors.base import Artefact
 from mpfm_kedro.detectors.mpfm import stages
 from mpfm_kedro.detectors.mpfm.specification import STAGES
 from mpfm_kedro.parameters import Parameters
-from mpfm_kedro.pipelines.mpfm.nodes import initialise_prototypes, train_mpfm
+from mpfm_kedro.pipelines.mpfm import initialise_prototypes, train_mpfm
 from mpfm_kedro.protocol.memory import Checkpoint, Memory
 from mpfm_kedro.protocol.methods import Method, ablated_methods, rows_of_mpfm, sensitivity_methods, to_json
 from mpfm_kedro.protocol.runs import make_hard_runs, make_study_runs

@@ -6,7 +6,7 @@ import pytest
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.parameters import ComparisonParameters, Parameters, RepairParameters
-from mpfm_kedro.pipelines.runs.nodes import draw_compared_runs
+from mpfm_kedro.pipelines.runs import draw_compared_runs
 from mpfm_kedro.protocol.methods import (
     SIMPLE,
     Method,

@@ -24,7 +24,19 @@ from mpfm_kedro.protocol.memory import Memory
 from mpfm_kedro.protocol.trials import Trials
 
 # a class may be called 007; all other columns of a CSV table are numbers
-TEXTS = ("dataset", "category", "setting", "known_class", "defect_class", "run", "method", "verdict", "sample", "note")
+TEXTS = (
+    "dataset",
+    "category",
+    "setting",
+    "known_class",
+    "tested_class",
+    "defect_class",
+    "run",
+    "method",
+    "verdict",
+    "sample",
+    "note",
+)
 
 
 class TableDataset(AbstractVersionedDataset[Any, Any]):

@@ -8,14 +8,14 @@ from kedro.pipeline import Pipeline, node
 from kedro.pipeline.node import Node
 
 from mpfm_kedro.pipelines import ingestion
-from mpfm_kedro.pipelines.evaluation.nodes import evaluate_study
-from mpfm_kedro.pipelines.export.nodes import export_network
+from mpfm_kedro.pipelines.evaluation import evaluate_study
+from mpfm_kedro.pipelines.export import export_network
 from mpfm_kedro.pipelines.features.nodes import plan_mpfm_features
 from mpfm_kedro.pipelines.fit.nodes import assemble_model, gather_samples, keep_model, summarise_model
 from mpfm_kedro.pipelines.learn.nodes import add_images, compare_predictions, summarise_learning
 from mpfm_kedro.pipelines.predict.nodes import predict_images, summarise_predictions
-from mpfm_kedro.pipelines.runs.nodes import draw_learning_runs, draw_production_run
-from mpfm_kedro.pipelines.scoring.nodes import score_images
+from mpfm_kedro.pipelines.runs import draw_learning_runs, draw_production_run
+from mpfm_kedro.pipelines.scoring import score_images
 from mpfm_kedro.pipelines.studies import mpfm_stages, study_node
 from mpfm_kedro.reports.model import write_card
 from mpfm_kedro.reports.predictions import write_page
@@ -75,7 +75,7 @@ def _learning() -> list[Node]:
         new(draw_learning_runs, drawn, "runs", name="learning_draw_runs"),
         *mpfm_stages("learning", "production_features", "learning_"),
         new(score_images, tested, scored, name="learning_score_images"),
-        new(evaluate_study, scored, ["run_metrics", "summary"], name="learning_evaluate"),
+        new(evaluate_study, [*scored, "production_samples"], ["run_metrics", "summary"], name="learning_evaluate"),
         new(compare_predictions, [*compared, "params:device"], "changes", name="compare_predictions"),
         new(summarise_learning, [*both, "changes", "run_metrics"], "summary_text", name="summarise_learning"),
     ]

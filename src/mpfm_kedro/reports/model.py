@@ -12,7 +12,7 @@ from mpfm_kedro.inspection.collection import LABELS
 from mpfm_kedro.inspection.model import Model
 from mpfm_kedro.inspection.thresholds import choose_threshold, least_normals
 from mpfm_kedro.reports.pages import percent, render
-from mpfm_kedro.reports.tables import mean_and_std
+from mpfm_kedro.reports.tables import write_mean
 
 RATES = (0.001, 0.005, 0.01, 0.02, 0.05)
 
@@ -58,6 +58,6 @@ def _evaluation(evaluation: Mapping[str, list[dict[str, Any]]]) -> pd.DataFrame:
     for setting, summary in evaluation.items():
         for row in summary:
             cell = [row["method"], row["category"], row["known_class"], f"M{row['n_anomalies']}"]
-            measures = {name: mean_and_std(row, name.lower()) or "undefined" for name in ("AUC", "AP")}
+            measures = {name: write_mean(row, name.lower()) or "undefined" for name in ("AUC", "AP")}
             rows.append({"setting": setting, "method and data": ", ".join(filter(None, cell)), **measures})
     return pd.DataFrame(rows)

@@ -13,17 +13,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 from mpfm_kedro.atomic import replacing
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.model import Model
-from mpfm_kedro.inspection.thresholds import choose_threshold, describe_guarantee
+from mpfm_kedro.inspection.thresholds import Threshold, choose_threshold, describe_guarantee
 from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
-from mpfm_kedro.reports.pages import SIGNS, render
-from mpfm_kedro.reports.score_histogram import draw_histogram
+from mpfm_kedro.reports.pages import SIGNS, embed_figure, render
 
 MOST = {"defective": 150, "uncertain": 100, "good": 50, "error": 50}  # images of each decision in the page
+BINS = 60
+NORMAL, PREDICTED = "#9ec9e2", "#b34700"
 SIDE = 320  # pixels of the longer side of a picture
 
 
@@ -107,6 +112,28 @@ def write_page(
         shown=Counter(shown["decision"]),
         limited=_limited(predictions, shown),
     )
+
+
+def draw_histogram(normal_scores: ArrayLike, scores: ArrayLike, threshold: Threshold) -> Markup:
+    """Shares of the scores of held-out normals (filled) and of the predictions (line) as an image."""
+    normals, predicted = np.asarray(normal_scores, dtype=float), np.asarray(scores, dtype=float)
+    thresholds = {"good up to": threshold.good, "defective above": threshold.defective}
+    shown = {name: value for name, value in thresholds.items() if value is not None}
+    edges = np.histogram_bin_edges([*normals, *predicted, *shown.values()], BINS)
+    figure = Figure(figsize=(9.6, 3.2), layout="constrained")
+    axis = figure.subplots()
+    axis.set_yscale("function", functions=(np.sqrt, np.square))  # a root, so that few high scores are seen
+    filled, line = (np.histogram(values, edges)[0] / max(1, len(values)) for values in (normals, predicted))
+    axis.stairs(filled, edges, color=NORMAL, fill=True, label=f"{len(normals):,} held-out normals")
+    axis.stairs(line, edges, color=PREDICTED, lw=1.6, label=f"{len(predicted):,} predictions")
+    for dashes, (name, value) in zip(("--", ":"), shown.items(), strict=False):
+        axis.axvline(value, color="#1a1a1a", ls=dashes, lw=1.2, label=f"{name} {value:.2f}")
+    axis.set(xlabel="score (height: square root of the share)", yticks=[], ylim=(0, None))
+    axis.spines[["left", "top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper left", ncols=4, frameon=False)
+    words = ", ".join(f"{name} {value:.2f}" for name, value in shown.items())
+    title = f"Histogram of the scores of held-out normals and of the predictions; {words}"
+    return Markup("<img class='histogram' alt='{}' src='{}'>").format(title, embed_figure(figure))
 
 
 def choose(predictions: pd.DataFrame) -> pd.DataFrame:

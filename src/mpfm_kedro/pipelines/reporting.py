@@ -22,8 +22,7 @@ from mpfm_kedro.protocol.description import (
 from mpfm_kedro.protocol.methods import describe_methods, from_json
 from mpfm_kedro.protocol.trials import Trials
 from mpfm_kedro.provenance import code_revision
-from mpfm_kedro.reports import figures
-from mpfm_kedro.reports.figures import to_strip
+from mpfm_kedro.reports.figures import draw_side_by_side, list_panels, tabulate_curves, tabulate_roc_curves, to_strip
 from mpfm_kedro.reports.setting import write_report, write_summary
 
 MOST_CELLS = 8
@@ -91,28 +90,19 @@ def show_groups(models: Trials, samples: pd.DataFrame, images: ImageLoader) -> p
 
 def draw_figures(
     scores: pd.DataFrame, evaluation: dict[str, pd.DataFrame], description: dict[str, pd.DataFrame]
-) -> dict[str, Figure]:
-    """The figures of a setting by name."""
-    history = description["history"]
-    return {
-        "roc_curves": figures.draw_roc_curves(scores, evaluation["run_metrics"]),
-        "score_histograms": figures.draw_score_histograms(scores),
-        "loss_curves": figures.draw_loss_curves(history),
-        "prototype_usage": figures.draw_prototype_usage(history),
-        "sampled_features": figures.draw_sampled_features(description["sampled_features"]),
-    }
+) -> tuple[dict[str, Figure], dict[str, pd.DataFrame]]:
+    """The figures of a setting by name, and its ROC curves and losses as tables for `dvc plots`."""
+    roc, history = tabulate_roc_curves(scores, evaluation["run_metrics"]), description["history"]
+    panels = list_panels(scores, roc, history, description["sampled_features"])
+    return {name: draw_side_by_side(own) for name, own in panels.items()}, tabulate_curves(roc, history)
 
 
 def write_setting(
     scores: pd.DataFrame, evaluation: dict[str, pd.DataFrame], description: dict[str, pd.DataFrame]
 ) -> tuple[str, str]:
     """The page of a setting, and its summary for the terminal."""
-    tables = {**evaluation, **{name: table for name, table in description.items() if name != "modes"}}
-    page = write_report(scores=scores, **tables)
-    summary = write_summary(
-        *(evaluation[name] for name in ("summary", "without_repeats", "differences", "run_metrics"))
-    )
-    return page, summary
+    roc = tabulate_roc_curves(scores, evaluation["run_metrics"])
+    return write_report(scores, evaluation, description, roc), write_summary(evaluation)
 
 
 def list_methods(runs: pd.DataFrame, training: TrainingParameters, comparison: ComparisonParameters) -> pd.DataFrame:

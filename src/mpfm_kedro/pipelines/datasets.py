@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from kedro.pipeline import Pipeline, node
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.sources import SOURCES, synthetic
@@ -23,6 +24,12 @@ OWN = (
     "Your own images: kedro run --pipelines=general_setting --params=dataset=folder,data_root=<folder>, where <folder> "
     "holds good/ and one folder for each kind of defect (docs/own_images.md)."
 )
+
+
+def create_pipeline() -> Pipeline:
+    """The list of all datasets."""
+    written = ["datasets", "datasets_summary_text"]
+    return Pipeline([node(list_datasets, "params:data_root", written, name="list_datasets")])
 
 
 def list_datasets(data_root: str) -> tuple[pd.DataFrame, str]:
