@@ -24,7 +24,7 @@ def paired_differences(
 ) -> pd.DataFrame:
     """Mean AUC of every other method minus that of ``baseline``, with a 95 % interval, by cell.
 
-    Two sources of variance add up. Test samples: each bootstrap draw weights the items, which are the groups that
+    Two sources of variance add up. Test samples: each bootstrap draw weights the items that
     ``samples`` names (without it, every sample is its own item). An item has one weight for all its pieces, normal and
     anomalous, and all methods, seeds and known classes see the same draw. Seeds: the standard error of the mean over
     them, by Student's t, as a few seeds tell little of their own spread. ``verdict`` is better or worse than the
@@ -32,13 +32,13 @@ def paired_differences(
 
     Args:
         scores: one row per trial and test sample.
-        samples: the sample table, for the groups.
+        samples: the sample table, for the items.
         baseline: the method to compare with.
         draws: number of bootstrap draws.
         seed: of the draws.
     """
-    groups = None if samples is None else samples.set_index("sample_id")["group"]
-    drawn = _drawn_aucs(scores, groups, draws, seed)
+    items = None if samples is None else samples.set_index("sample_id")["item"]
+    drawn = _drawn_aucs(scores, items, draws, seed)
     values = list(range(draws + 1))
     rows: list[dict[Any, Any]] = []
     for cell, part in with_means(drawn, values).groupby(CELL, sort=False):
@@ -81,16 +81,16 @@ def weighted_aucs(
         return beaten / 2 / pairs
 
 
-def _drawn_aucs(scores: pd.DataFrame, groups: pd.Series | None, draws: int, seed: int) -> pd.DataFrame:
+def _drawn_aucs(scores: pd.DataFrame, items: pd.Series | None, draws: int, seed: int) -> pd.DataFrame:
     """One row per trial: the AUC (column 0) and those of the draws (columns 1 to ``draws``)."""
     described, aucs = [], []
     experiments = scores.groupby(["dataset", "category", "setting"], sort=False)
     for place, (_, experiment) in enumerate(experiments):
         described.append(experiment.drop_duplicates(TRIAL)[[*RUN, "method"]])
-        item = experiment["sample"] if groups is None else experiment["sample"].map(groups)
-        number, items = pd.factorize(item, sort=True)
+        item = experiment["sample"] if items is None else experiment["sample"].map(items)
+        number, names = pd.factorize(item, sort=True)
         score, normal = experiment["score"].to_numpy(), (experiment["label"] == 0).to_numpy()
-        with_normals = np.isin(np.arange(len(items)), number[normal])
+        with_normals = np.isin(np.arange(len(names)), number[normal])
         weights = _item_weights(with_normals, draws, np.random.default_rng([seed, place]))
         trial = experiment.groupby(TRIAL, sort=False).ngroup().to_numpy()
         for current in range(trial.max() + 1):
