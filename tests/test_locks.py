@@ -144,7 +144,7 @@ PARAMETERS: dict[str, Any] = {
         "image_size": 64,
         "backbone": "resnet18",
     },
-    **{"output_root": "out", "n_anomalies": 3, "ingestion": {"group_split": False}},
+    **{"output_root": "out", "n_anomalies": 3, "ingestion": {"split_by_item": False}},
     "features": {"layers": ["auto"], "batch_size": 32, "workers": 1, "compile": False},
 }
 
@@ -157,7 +157,7 @@ PARAMETERS: dict[str, Any] = {
         ({"data_root": "/project/data/01_raw"}, True),
         ({"features": {**PARAMETERS["features"], "workers": 4, "batch_size": 8, "compile": True}}, True),
         ({"features": {**PARAMETERS["features"], "layers": ["layer4"]}}, False),
-        ({"ingestion": {"group_split": True}}, False),
+        ({"ingestion": {"split_by_item": True}}, False),
         ({"data_root": "elsewhere"}, False),
         ({"category": "bottle"}, False),
         ({"image_size": 448}, False),

@@ -254,6 +254,7 @@ def features(stores) -> Features:
     store = stores.open(SPEC)
     index = pd.DataFrame([key.split("|") for key in keys], columns=["content_hash", "crop", "view"])
     index.insert(0, "sample_id", ["a", "a", "b"])
+    index.insert(1, "item", ["a", "a", "b"])
     return Features(index.assign(row=[store.row_of[key] for key in keys]), store)
 
 

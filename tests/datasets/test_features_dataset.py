@@ -17,7 +17,8 @@ from mpfm_kedro.datasets.features import FeaturesDataset
 from mpfm_kedro.errors import InputError
 
 SPEC = FeatureSpec("resnet18", "digest", 64, ("layer4",), ("layer4",), ("mean",), 1, (1, 1, 1))
-VIEWS = pd.DataFrame({"sample_id": ["a", "b"], "content_hash": ["hash-a", "hash-b"], "crop": "", "view": "original"})
+VIEWS = pd.DataFrame({"sample_id": ["a", "b"], "item": ["a", "b"], "content_hash": ["hash-a", "hash-b"], "crop": ""})
+VIEWS["view"] = "original"
 VALUES = {"hash-a||original": 1.0, "hash-b||original": 2.0}
 
 

@@ -177,7 +177,7 @@ def test_pieces_of_an_item_tell_no_more_than_the_item():
     scores = trial_scores({"MPFM": 1.0, "A": 0.7}, classes=("dent",), numbers=(10,))
     pieces = pd.concat([scores.assign(sample=scores["sample"] + f"/{i}") for i in range(4)], ignore_index=True)
     samples = pd.DataFrame({"sample_id": pieces["sample"].unique()})
-    samples["group"] = samples["sample_id"].str.rsplit("/", n=1).str[0]
+    samples["item"] = samples["sample_id"].str.rsplit("/", n=1).str[0]
     alone, together, loose = (
         one(paired_differences(table, groups, draws=300), method="A")
         for table, groups in ((scores, None), (pieces, samples), (pieces, None))
@@ -196,7 +196,7 @@ def test_an_item_has_one_weight_for_its_normal_and_its_anomalous_piece():
     run = {"run": "r", "dataset": "synthetic", "category": "", "setting": "general", "known_class": "", "seed": 0}
     pieces = pd.DataFrame({"sample": [f"{i % n}-{i // n}" for i in range(2 * n)], "label": label, "n_anomalies": 1})
     scores = pd.concat([pieces.assign(**run, method=name, score=score[name]) for name in score], ignore_index=True)
-    samples = pd.DataFrame({"sample_id": pieces["sample"], "group": pieces["sample"].str[0]})
+    samples = pd.DataFrame({"sample_id": pieces["sample"], "item": pieces["sample"].str[0]})
     found = one(paired_differences(scores, samples, draws=draws))
     weights = np.tile(np.random.default_rng([0, 0]).multinomial(n, np.full(n, 1 / n), draws), 2)
     drawn = [[roc_auc_score(label, score[name], sample_weight=weight) for weight in weights] for name in ("A", "MPFM")]

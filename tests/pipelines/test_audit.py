@@ -24,7 +24,7 @@ from mpfm_kedro.sources.samples import sample, sample_table
 PROJECT = Path(__file__).parents[2]
 DATA = PROJECT.parent / "shared" / "data"
 STRICT = IngestionParameters(allow_partial=True, max_unreadable_share=0.5, max_megapixels=100)
-GROUPED, DROPPING = (STRICT.model_copy(update={name: True}) for name in ("group_split", "drop_duplicates"))
+GROUPED, DROPPING = (STRICT.model_copy(update={name: True}) for name in ("split_by_item", "drop_duplicates"))
 
 
 def picture(number: int, size: tuple[int, int] = (64, 48)) -> Image.Image:
@@ -40,7 +40,7 @@ def table(**columns: list) -> pd.DataFrame:
     defaults |= {"pixel_format": "L", "width": 8, "height": 8, "mask_path": "", "dhash": ""}
     samples = samples.assign(**{name: value for name, value in defaults.items() if name not in samples})
     samples["label"] = (samples["split"] == "anomaly").astype(int)
-    return samples.assign(path=samples["sample_id"], group=samples.get("group", samples["sample_id"]))
+    return samples.assign(path=samples["sample_id"], item=samples.get("item", samples["sample_id"]))
 
 
 def row(audit: pd.DataFrame, finding: str, where: str) -> tuple[int, int, int]:
@@ -156,10 +156,10 @@ def test_groups_on_both_sides_are_counted():
     samples = table(
         sample_id=list("abcde"), split=["train", "test", "test", "train", "anomaly"], content_hash=list("12345")
     )
-    samples["group"] = ["item", "item", "item", "other", "other"]
+    samples["item"] = ["item", "item", "item", "other", "other"]
     audit = audited(samples)
-    assert row(audit, "groups", "across train and test") == (1, 3, 2)
-    assert row(audit, "groups", "across labels") == (1, 2, 1)
+    assert row(audit, "items", "across train and test") == (1, 3, 2)
+    assert row(audit, "items", "across labels") == (1, 2, 1)
 
 
 def test_classes_modes_and_sizes():
@@ -274,16 +274,16 @@ def test_real_repeats_and_leaks(tmp_path):
     assert (split_normals(samples, DROPPING)["problem"] == "").sum() == 228
     parts = real_samples("sdd", "kolektor_part", tmp_path)
     repeated = find_repeats(parts)
-    assert set(repeated["group"][repeated["kind"] == "exact"]) == {"kos01", "kos26"}
+    assert set(repeated["item"][repeated["kind"] == "exact"]) == {"kos01", "kos26"}
     patches = real_samples("aitex", "aitex", tmp_path)
     audit = audited(patches)
-    assert row(audit, "groups", "across train and test")[0] == 139  # patches of one image
+    assert row(audit, "items", "across train and test")[0] == 139  # patches of one image
     assert audit["images"][audit["finding"] == "one colour"].sum() == 175
     assert row(audit, "exact duplicates", "all")[0] == 0
     for leaking in (parts, patches):
-        assert row(audited(leaking), "groups", "across train and test")[0] > 0
+        assert row(audited(leaking), "items", "across train and test")[0] > 0
         apart = audited(split_normals(leaking.assign(split=""), GROUPED))
-        assert row(apart, "groups", "across train and test")[0] == 0
+        assert row(apart, "items", "across train and test")[0] == 0
         assert row(apart, "exact duplicates", "across train and test")[0] == 0
 
 
@@ -294,7 +294,7 @@ def test_pipelines_write_tables_and_sheets(tmp_path):
             picture(number).save(tmp_path / "raw" / kind / f"{name}.png")
     bootstrap_project(PROJECT)
     own = {"dataset": "folder", "data_root": str(tmp_path / "raw"), "output_root": str(tmp_path / "out")}
-    own |= {"ingestion": {"drop_duplicates": True, "group_split": True}}
+    own |= {"ingestion": {"drop_duplicates": True, "split_by_item": True}}
     for pipeline in ("audit", "datasets"):
         with KedroSession.create(PROJECT, env="test", runtime_params=own) as session:
             session.run(pipeline_names=[pipeline])

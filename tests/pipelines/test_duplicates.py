@@ -15,33 +15,33 @@ from mpfm_kedro.evaluation.measures import repeated_tests, summarise_without_rep
 from mpfm_kedro.parameters import IngestionParameters
 from mpfm_kedro.pipelines.ingestion.nodes import refuse_wrong_split, split_normals
 from mpfm_kedro.reports.setting import write_summary
-from mpfm_kedro.sources.repeats import DROPPED, content, joined_groups
+from mpfm_kedro.sources.repeats import DROPPED, content, joined_items
 
 PLAIN = IngestionParameters(allow_partial=True, max_unreadable_share=0, max_megapixels=1)
-GROUPED, DROPPING = (PLAIN.model_copy(update={name: True}) for name in ("group_split", "drop_duplicates"))
+GROUPED, DROPPING = (PLAIN.model_copy(update={name: True}) for name in ("split_by_item", "drop_duplicates"))
 
 
 def checked(groups: list[str], contents: list[str] | None = None, dataset: str = "sdd") -> pd.DataFrame:
     """Normals of these groups and contents, none of them alike unless said."""
     names = [f"{number:03}" for number in range(len(groups))]
     columns = {"dataset": dataset, "category": "", "crop": "", "label": 0, "defect_class": "", "problem": ""}
-    table = pd.DataFrame({"sample_id": names, "path": names, "group": groups, "content_hash": contents or names})
+    table = pd.DataFrame({"sample_id": names, "path": names, "item": groups, "content_hash": contents or names})
     return table.assign(split="", **columns)
 
 
 def test_groups_that_share_an_image_are_joined():
     samples = checked(list("aabbc"), ["1", "2", "2", "3", "4"])
-    joined = joined_groups(samples)
+    joined = joined_items(samples)
     assert joined.nunique() == 2
     assert joined[0] == joined[1] == joined[2] == joined[3] != joined[4]
 
 
 def test_unreadable_copies_join_no_groups():
     samples = checked(list("ab"), ["1", "1"]).assign(problem="OSError")
-    assert joined_groups(samples).nunique() == 2
+    assert joined_items(samples).nunique() == 2
 
 
-def test_group_split_keeps_groups_whole_and_is_3_to_1_by_groups():
+def test_split_by_item_keeps_groups_whole_and_is_3_to_1_by_groups():
     samples = checked([f"item{number // 5}" for number in range(100)])
     divided = split_normals(samples, GROUPED)
     sides = divided.groupby("group")["split"].agg(set)
@@ -51,7 +51,7 @@ def test_group_split_keeps_groups_whole_and_is_3_to_1_by_groups():
     refuse_wrong_split(divided)
 
 
-def test_group_split_does_not_depend_on_the_order_of_rows():
+def test_split_by_item_does_not_depend_on_the_order_of_rows():
     samples = checked([f"item{number // 5}" for number in range(100)])
     shuffled = samples.sample(frac=1, random_state=0)
     pd.testing.assert_frame_equal(split_normals(shuffled, GROUPED).sort_index(), split_normals(samples, GROUPED))
@@ -69,15 +69,15 @@ def test_plain_split_is_by_name():
     assert divided["split"].value_counts().to_dict() == {"train": 6, "test": 2}
 
 
-def test_group_split_of_one_group_is_an_error():
-    with pytest.raises(InputError, match=r"group_split needs at least two groups.*kos01"):
+def test_split_by_item_of_one_group_is_an_error():
+    with pytest.raises(InputError, match=r"split_by_item needs at least two groups.*kos01"):
         split_normals(checked(["kos01"] * 8), GROUPED)
 
 
-def test_group_split_of_a_dataset_with_its_own_split_says_so(caplog):
+def test_split_by_item_of_a_dataset_with_its_own_split_says_so(caplog):
     samples = checked(list("abcde"), dataset="mastcam").assign(split=["train"] * 4 + ["test"])
     assert split_normals(samples, GROUPED)["split"].tolist() == ["train"] * 4 + ["test"]
-    assert "comes with its own split, which ingestion.group_split does not change" in caplog.text
+    assert "comes with its own split, which ingestion.split_by_item does not change" in caplog.text
 
 
 def test_validator_refuses_what_is_neither_split():

@@ -69,6 +69,7 @@ def weights() -> BackboneWeights:
 SAMPLES = pd.DataFrame(
     {
         "sample_id": ["a", "b", "c", "d", "e"],
+        "item": ["a", "b", "c", "d", "e"],
         "split": ["train", "train", "test", "anomaly", "anomaly"],
         "problem": ["", "damaged", "", "", "damaged"],
         "path": "path",
@@ -102,7 +103,7 @@ def test_range_of_a_deep_image_is_part_of_its_content_and_eight_bits_stay_as_the
 
 def test_samples_of_an_older_version_are_named():
     with pytest.raises(InputError, match="kedro run --pipelines=ingestion"):
-        plan_views(SAMPLES.drop(columns="pixel_range"), SIZE, parameters())
+        plan_views(SAMPLES.drop(columns="item"), SIZE, parameters())
 
 
 def test_deep_images_have_the_features_of_eight_bits_and_another_range_is_never_mistaken(images, weights, tmp_path):

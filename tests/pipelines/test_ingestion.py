@@ -34,7 +34,7 @@ from mpfm_kedro.sources.samples import sample, sample_table
 CONF = Path(__file__).parents[2] / "conf" / "base"
 STRICT = IngestionParameters(**yaml.safe_load((CONF / "parameters_ingestion.yml").read_text())["ingestion"])
 FEATURES = FeatureParameters(**yaml.safe_load((CONF / "parameters_features.yml").read_text())["features"])
-PROTOCOL = ProtocolParameters(known_class="scratch", n_anomalies=[1, 3], n_seeds=2, first_seed=0, group_split=False)
+PROTOCOL = ProtocolParameters(known_class="scratch", n_anomalies=[1, 3], n_seeds=2, first_seed=0, split_by_item=False)
 PARTIAL = STRICT.model_copy(update={"allow_partial": True})
 LENIENT = STRICT.model_copy(update={"max_unreadable_share": 0.5})
 

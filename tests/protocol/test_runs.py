@@ -20,6 +20,7 @@ from mpfm_kedro.protocol.runs import (
     records,
 )
 from protocol.small_tables import protocol, sample_table
+from mpfm_kedro.sources.repeats import joined_items
 
 
 def anomalies(samples: pd.DataFrame) -> list[str]:
@@ -102,7 +103,7 @@ def test_without_anomalies_to_learn_from_there_are_runs_of_normals(available, sa
     assert runs["known_anomalies"].tolist() == [[], []]
     assert runs["test_anomalies"].tolist() == [anomalies(samples)] * 2
     assert len(caplog.messages) == 1 and said in caplog.text
-    grouped = make_general_runs(with_items(samples, samples["sample_id"].tolist()), protocol(10, group_split=True))
+    grouped = make_general_runs(with_items(samples, samples["sample_id"].tolist()), protocol(10, split_by_item=True))
     assert grouped["test_anomalies"].tolist() == [anomalies(samples)]
 
 
@@ -243,7 +244,8 @@ def test_run_table_comes_back_from_disk_as_it_was(tmp_path):
 
 
 def with_items(samples: pd.DataFrame, groups: list[str], contents: list[str] | None = None) -> pd.DataFrame:
-    return samples.assign(group=groups, content_hash=contents or samples["sample_id"])
+    named = samples.assign(item=groups, content_hash=contents or samples["sample_id"])
+    return named.assign(item=joined_items(named))
 
 
 def sides(run: dict, item_of: dict[str, str]) -> tuple[set[str], set[str]]:
@@ -260,15 +262,15 @@ def sides(run: dict, item_of: dict[str, str]) -> tuple[set[str], set[str]]:
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=30, deadline=None)
-def test_no_item_is_on_both_sides_of_a_run_with_group_split(classes, wanted, n_items, n_contents, seed):
+def test_no_item_is_on_both_sides_of_a_run_with_split_by_item(classes, wanted, n_items, n_contents, seed):
     samples = sample_table(classes, n_train=20, n_test=10)
     rng = np.random.default_rng(seed)
     groups = [f"item{number}" for number in rng.integers(0, n_items, len(samples))]
     contents = [str(number) for number in rng.integers(0, n_contents, len(samples))]
     samples = with_items(samples, groups, contents)
     for make in (
-        lambda split: make_general_runs(samples, protocol(wanted, 2, group_split=split)),
-        lambda split: make_hard_runs(samples, protocol(wanted, 2, group_split=split)),
+        lambda split: make_general_runs(samples, protocol(wanted, 2, split_by_item=split)),
+        lambda split: make_hard_runs(samples, protocol(wanted, 2, split_by_item=split)),
     ):
         try:
             runs, plain = (records(make(split)) for split in (True, False))
@@ -281,7 +283,7 @@ def test_no_item_is_on_both_sides_of_a_run_with_group_split(classes, wanted, n_i
             assert run["test_normals"]
             assert run["test_anomalies"]
             for column in ("run", "train_normals", "known_anomalies"):
-                assert run[column] == as_without[column], "the draws are those without group_split"
+                assert run[column] == as_without[column], "the draws are those without split_by_item"
             for column in ("test_normals", "test_anomalies"):
                 assert set(run[column]) <= set(as_without[column])
         by_cell = pd.DataFrame(runs).groupby(["known_class", "seed"])
@@ -289,7 +291,7 @@ def test_no_item_is_on_both_sides_of_a_run_with_group_split(classes, wanted, n_i
             assert all(part["test_anomalies"].map(tuple).nunique() == 1 for _, part in by_cell), "the same for every M"
 
 
-def test_group_split_excludes_tests_of_training_items_only():
+def test_split_by_item_excludes_tests_of_training_items_only():
     """Item a trains, b is tested, and c has a known anomaly, an anomaly and a normal."""
     samples = sample_table({"dent": 20, "hole": 20}, n_train=2, n_test=3)
     pool = np.random.default_rng(0).permutation(anomalies(samples))[:10]
@@ -301,7 +303,7 @@ def test_group_split_excludes_tests_of_training_items_only():
     group[[pool[9], tested[2], "good/t002"]] = "c"
     for n_anomalies in (10, 1):
         (run,) = records(
-            make_general_runs(with_items(samples, group.tolist()), protocol(n_anomalies, group_split=True))
+            make_general_runs(with_items(samples, group.tolist()), protocol(n_anomalies, split_by_item=True))
         )
         assert run["known_anomalies"] == pool[:n_anomalies].tolist()
         assert run["test_normals"] == ["good/t000", "good/t001"]
@@ -309,13 +311,13 @@ def test_group_split_excludes_tests_of_training_items_only():
 
 
 @pytest.mark.parametrize("kind", ["test_normals", "test_anomalies"])
-def test_nothing_to_test_with_group_split_is_an_error(kind):
+def test_nothing_to_test_with_split_by_item_is_an_error(kind):
     samples = sample_table({"dent": 12, "hole": 12})
     gone = samples["split"] == ("test" if kind == "test_normals" else "anomaly")
     groups = samples["sample_id"].where(~gone & (samples["sample_id"] != "good/000"), "one").tolist()
     for make in (make_general_runs, make_hard_runs):
-        with pytest.raises(InputError, match=rf"group_split no sample remains for {kind}"):
-            make(with_items(samples, groups), protocol(5, group_split=True))
+        with pytest.raises(InputError, match=rf"split_by_item no sample remains for {kind}"):
+            make(with_items(samples, groups), protocol(5, split_by_item=True))
 
 
 def test_classes_whose_runs_would_have_one_name_are_refused():
@@ -349,9 +351,8 @@ def test_a_production_model_learns_from_all_and_a_category_is_one_model():
 def test_before_and_after_learning_are_tested_on_the_same_images_none_of_which_was_learned():
     samples = sample_table({"dent": 25}, n_train=6, n_test=4)
     before = make_general_runs(samples, protocol()).iloc[0]
-    shown = samples.set_index("sample_id")["content_hash"]
-    copied = [before["test_normals"][0], before["test_anomalies"][0]]  # what is learned shows the same as these
-    learned = pd.DataFrame({"sample_id": ["new/a", "new/b"], "label": [0, 1], "content_hash": shown[copied].tolist()})
+    copied = [before["test_normals"][0], before["test_anomalies"][0]]  # what is learned shows the items of these
+    learned = pd.DataFrame({"sample_id": ["new/a", "new/b"], "label": [0, 1], "item": copied})
     first, second = records(make_learning_runs(samples, learned, seed=0))
     assert [first["run"], second["run"]] == ["before", "after"]
     for kind, gone in zip(("test_normals", "test_anomalies"), copied, strict=True):
@@ -364,6 +365,6 @@ def test_before_and_after_learning_are_tested_on_the_same_images_none_of_which_w
 
 def test_the_first_defect_is_learned_where_none_was_known():
     samples = sample_table({}, n_train=6, n_test=4)
-    learned = pd.DataFrame({"sample_id": ["new"], "label": [1], "content_hash": ["other"]})
+    learned = pd.DataFrame({"sample_id": ["new"], "label": [1], "item": ["other"]})
     first, second = records(make_learning_runs(samples, learned, seed=0))
     assert (first["n_anomalies"], second["n_anomalies"]) == (0, 1)  # cells of their own: neither lacks a method

@@ -13,7 +13,7 @@ def test_patches_classes_and_merged_masks(build, caplog):
     table = SOURCE.list_samples(build("aitex"))
     normal, marked = table[table["label"] == 0], table[table["label"] == 1].set_index("sample_id")
     assert normal["crop"].tolist() == ["0,0,256,256", "256,0,512,256"] * 2
-    assert normal["group"].nunique() == 2
+    assert normal["item"].nunique() == 2
     assert (normal["mask_path"] == "").all()
     assert marked["defect_class"].to_dict() == {
         "Defect_images/0001_002_00.png#256,0,512,256": "broken_end",
@@ -23,7 +23,7 @@ def test_patches_classes_and_merged_masks(build, caplog):
     }
     two = marked.loc["Defect_images/0044_019_04.png#0,0,256,256"]
     assert two["mask_path"] == "Mask_images/0044_019_04_mask1.png|Mask_images/0044_019_04_mask2.png"
-    assert two["group"] == "Defect_images/0044_019_04.png"
+    assert two["item"] == "Defect_images/0044_019_04.png"
     assert "0100_025_08.png was published without a mask" in caplog.text
     assert "0106_010_03_mask.png is all black" in caplog.text
 

@@ -50,7 +50,7 @@ def test_table(build, name):
     assert all((folder / mask).is_file() for mask in masks)
     splits = set(table["split"][table["label"] == 0])
     assert splits == ({"train", "test"} if source.split == "own" else {""})
-    assert (table["group"] != "").all()
+    assert (table["item"] != "").all()
     if source.counts is not None:
         assert set(table["category"]) <= set(source.counts)
 

@@ -22,7 +22,7 @@ def test_own_split_and_no_repeated_class(build):
 
 def test_frame_with_two_labels_is_one_group(build):
     table = SOURCE.list_samples(build("mastcam")).set_index("path")
-    assert table["group"]["test_novel/drt/mcam4.npy"] == table["group"]["test_novel/dump-pile/mcam4.npy"]
+    assert table["item"]["test_novel/drt/mcam4.npy"] == table["item"]["test_novel/dump-pile/mcam4.npy"]
 
 
 def test_twelfth_class_is_named(build):

@@ -29,10 +29,23 @@ class TrainingData:
     normals: FeatureRows
     pseudo: FeatureRows  # source: position of the normal
     anomalies: FeatureRows  # source: position of the known anomaly
+    items: np.ndarray | None = None  # a number for the item of each normal and known anomaly (n + M,), or all differ
 
     def of_backbone(self, number: int) -> TrainingData:
         """The same images in one of the backbones, 0 is the first."""
-        return TrainingData(*(rows.of_backbone(number) for rows in (self.normals, self.pseudo, self.anomalies)))
+        rows = (rows.of_backbone(number) for rows in (self.normals, self.pseudo, self.anomalies))
+        return TrainingData(*rows, items=self.items)
+
+    @property
+    def normal_items(self) -> np.ndarray:
+        """The item of each normal (n,)."""
+        return (np.arange(len(self.normals)) if self.items is None else self.items)[: len(self.normals)]
+
+    @property
+    def anomaly_items(self) -> np.ndarray:
+        """The item of each known anomaly (M,)."""
+        n, m = len(self.normals), self.n_known
+        return (np.arange(n + m) if self.items is None else self.items)[n : n + m]
 
     @property
     def n_known(self) -> int:

@@ -27,7 +27,7 @@ def paired_differences(
 ) -> pd.DataFrame:
     """Mean AUC of every other method minus that of ``baseline``, with a 95 % interval, by cell.
 
-    Two sources of variance add up. Test samples: each bootstrap draw weights the items, which are the groups that
+    Two sources of variance add up. Test samples: each bootstrap draw weights the items that
     ``samples`` names (without it, every sample is its own item). An item has one weight for all its pieces, normal and
     anomalous, and all methods, seeds and known classes see the same draw. Seeds: the standard error of the mean over
     them, by Student's t, as a few seeds tell little of their own spread. ``verdict`` is better or worse than the
@@ -35,7 +35,7 @@ def paired_differences(
 
     Args:
         scores: one row per trial and test sample.
-        samples: the sample table, for the groups.
+        samples: the sample table, for the items.
         baseline: the method to compare with.
         draws: number of bootstrap draws.
         seed: of the draws.
@@ -124,7 +124,7 @@ def _draw(
     scores: pd.DataFrame, samples: pd.DataFrame | None, measure: Callable[..., np.ndarray], draws: int, seed: int
 ) -> pd.DataFrame:
     """One row per trial: the measure (column 0), those of the draws (1 to ``draws``), how many anomalies are tested."""
-    groups = None if samples is None else samples.set_index("sample_id")["group"]
+    groups = None if samples is None else samples.set_index("sample_id")["item"]
     tables = []
     experiments = scores.groupby(["dataset", "category", "setting"], sort=False)
     for position, (_, experiment) in enumerate(experiments):

@@ -20,12 +20,11 @@ from mpfm_kedro.images.position_maps import smooth_maps
 from mpfm_kedro.images.views import ORIGINAL
 from mpfm_kedro.inspection.heat_maps import find_limits, to_jpeg
 from mpfm_kedro.inspection.model import FORMAT, Gallery, HeldOutScores, Model
-from mpfm_kedro.inspection.thresholds import choose_threshold, describe_guarantee, miss_rate
+from mpfm_kedro.inspection.thresholds import choose_threshold, describe_guarantee, item_scores, miss_rate
 from mpfm_kedro.progress import progress
 from mpfm_kedro.protocol.data import select, training_data
 from mpfm_kedro.provenance import code_revision, library_versions
 from mpfm_kedro.sources import SOURCES
-from mpfm_kedro.sources.repeats import joined_groups
 
 MAX_MAPS = 1000  # of held-out normals, that the scale of heat maps rests on
 MAX_IN_GALLERY = 1000  # normals, and as many anomalies
@@ -69,19 +68,18 @@ def make_model(
 def calibrate(fit: ProductionFit, device: torch.device) -> tuple[HeldOutScores, tuple[float, float]]:
     """Scores of held-out normals and anomalies, and the limits of heat maps: percentiles of the held-out normals'."""
     data = training_data(fit.run, fit.features)
-    fold_models = load_fold_models(fit.pieces, data.anomalies.source, fit.run["seed"], device)
-    items = dict(zip(fit.samples["sample_id"], joined_groups(fit.samples), strict=True))
-    items_of_normals = np.array([items[sample] for sample in fit.run["train_normals"]])
+    fold_models = load_fold_models(fit.pieces, data, fit.run["seed"], device)
     scores, owners, anomalies, maps = [], [], [np.empty(0)], []
     share = min(1.0, MAX_MAPS / max(1, sum(len(fold.normals) for fold in fold_models)))
     with progress("Scoring held-out images", len(fold_models), "rounds") as bar:
         for fold in fold_models:
             result = fold.detector.inspect(data.normals.take(fold.normals))
             scores.append(result.score.double().numpy())
-            owners.append(items_of_normals[fold.normals])
+            owners.append(data.normal_items[fold.normals])
             maps.append(smooth_maps(result.positions[: max(1, round(share * len(result.positions)))].numpy()).ravel())
             originals = fold.anomalies[fold.anomalies < data.n_known]
-            anomalies.append(fold.detector.score_samples(data.anomalies.take(originals)).score)
+            known = fold.detector.score_samples(data.anomalies.take(originals)).score
+            anomalies.append(item_scores(known, data.anomaly_items[originals]) if len(known) else known)
             bar.advance()
     held_out = HeldOutScores(np.concatenate(scores), np.concatenate(owners), np.concatenate(anomalies))
     return held_out, find_limits(np.concatenate(maps))

@@ -58,7 +58,7 @@ class MissRate:
 
 
 def choose_threshold(
-    scores: ArrayLike, rate: float, confidence: float, groups: Sequence[object] | NDArray | None = None
+    scores: ArrayLike, rate: float, confidence: float, items: Sequence[object] | NDArray | None = None
 ) -> Threshold:
     """The thresholds of a false-alarm rate.
 
@@ -69,11 +69,11 @@ def choose_threshold(
         scores: of held-out normals (n,), higher for anomalies.
         rate: share of normal items that may be called defective, between 0 and 1.
         confidence: of the guarantee, from 0.5 to below 1.
-        groups: the item of each score (n,); by default every score is an item. An item is called defective if any of
+        items: the item of each score (n,); by default every score is an item. An item is called defective if any of
             its images is, so its largest score is one observation.
     """
     _check(rate, confidence)
-    descending = np.sort(item_scores(scores, groups))[::-1]
+    descending = np.sort(item_scores(scores, items))[::-1]
     n = len(descending)
     k = np.arange(1, n + 1)
     within = betainc(k, n + 1 - k, rate)  # P(F_k ≤ rate), falls with k
@@ -102,14 +102,14 @@ def least_rate(n_normals: int, confidence: float) -> float:
     return -math.expm1(math.log1p(-confidence) / n_normals)
 
 
-def item_scores(scores: ArrayLike, groups: Sequence[object] | NDArray | None = None) -> Floats:
+def item_scores(scores: ArrayLike, items: Sequence[object] | NDArray | None = None) -> Floats:
     """The largest score of each item (n_items,)."""
     values = _finite(scores, "scores of normals")
-    if groups is None:
+    if items is None:
         return values
-    if len(groups) != len(values):
-        raise InputError(f"{len(groups)} groups for {len(values)} scores of normals; there must be one for each")
-    return np.asarray(pd.Series(values).groupby(np.asarray(groups)).max(), dtype=np.float64)
+    if len(items) != len(values):
+        raise InputError(f"{len(items)} items for {len(values)} scores of normals; there must be one for each")
+    return np.asarray(pd.Series(values).groupby(np.asarray(items)).max(), dtype=np.float64)
 
 
 def decide(scores: ArrayLike, threshold: Threshold) -> NDArray[np.str_]:

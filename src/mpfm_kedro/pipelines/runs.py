@@ -79,6 +79,8 @@ def draw_learning_runs(
 ) -> pd.DataFrame:
     """The general setting before and after the collection was learned."""
     learned = production_samples[~production_samples["sample_id"].isin(set(samples["sample_id"]))]
+    items = production_samples.set_index("sample_id")["item"]  # joined with those of learned images
+    samples = samples.assign(item=samples["sample_id"].map(items))
     runs = make_learning_runs(samples, learned, protocol.first_seed)
     mpfm, _, unsupervised = rows_of_mpfm()
     known = runs["known_anomalies"].map(len).all()

@@ -23,7 +23,7 @@ class Problem:
     def __init__(self, n_known=3, **changes):
         self.data, *_ = make_data(n_known=n_known)
         self.initialised = Initialised.restore(fit(specify(trained=False, **changes), self.data)["prototypes"], CPU)
-        self.rounds = Rounds.of_folds(self.initialised.fold, self.data.anomalies.source, 0)
+        self.rounds = Rounds.of_folds(self.initialised.fold, self.data, 0)
         parameters = specify(**changes)["training"][1]
         self.forms, self.coupled = read_forms(parameters), parameters["transport_start"] == "repaired"
         self.parameters = TrainingParameters.model_construct(**parameters)

@@ -10,7 +10,7 @@ from small_mpfm import CPU, groups, make_data, make_rows
 
 def start(rows, fold=None, n_prototypes=4, max_modes=2, whitened=True):
     """The initialisation as it is restored, its artefact, and an image as it enters the final flow."""
-    fold = assign_folds(len(rows), 3, 0) if fold is None else fold
+    fold = assign_folds(np.arange(len(rows)), 3, 0) if fold is None else fold
     parameters = groups(n_prototypes=n_prototypes, max_modes=max_modes)["prototypes"]
     artefact = initialise(rows, fold, parameters, 0, Context(CPU), whitened)
     return Initialised.restore(artefact, CPU), artefact

@@ -36,7 +36,7 @@ def test_any_number_of_known_anomalies_makes_a_detector(n_known):
     assert auc(pieces, normals, anomalies) > 0.9
     weight = load(pieces, CPU).first.calibration.weight
     assert (weight >= 0).all() and (weight.sum(0) > 0).all()
-    left_out = load_fold_models(pieces, data.anomalies.source, 0, CPU)
+    left_out = load_fold_models(pieces, data, 0, CPU)
     for kind, number in (("normals", 60), ("anomalies", 2 * n_known if n_known > 1 else 0)):
         found = np.concatenate([getattr(each, kind) for each in left_out])
         np.testing.assert_array_equal(np.sort(found), np.arange(number))
@@ -87,7 +87,7 @@ def test_an_anomaly_that_a_round_leaves_out_does_not_change_it():
     moved = data.anomalies.pooled + 50 * (data.anomalies.source == 0)[:, None].astype(np.float32)
     pieces = fit(specify(), data)
     changed = fit(specify(), replace(data, anomalies=replace(data.anomalies, pooled=moved)))["training"].tensors
-    rounds = Rounds.of_folds(pieces["prototypes"].tensors["fold"].numpy(), data.anomalies.source, 0)
+    rounds = Rounds.of_folds(pieces["prototypes"].tensors["fold"].numpy(), data, 0)
     (r,) = np.flatnonzero(~rounds.anomalies[:, 0])
     for name, value in pieces["training"].tensors.items():
         torch.testing.assert_close(value[r], changed[name][r], rtol=1e-4, atol=1e-5, msg=name)
@@ -108,7 +108,7 @@ EVIDENCE_FORMS = [{}, {"residual": "printed"}, {"likelihood": "printed"}, PRINTE
 def test_evidence_of_normals_is_what_the_fold_models_say_and_calibrates_those_that_learn_from_them(forms):
     data, *_ = make_data(n_known=4)
     pieces = fit(specify(**forms, learning_rate=0.3), data)
-    fold_models = load_fold_models(pieces, data.anomalies.source, 0, CPU)
+    fold_models = load_fold_models(pieces, data, 0, CPU)
     final = load(pieces, CPU)
     branches = [model.first for model in (*(fold.detector for fold in fold_models), final)]
     initialised = Initialised.restore(pieces["prototypes"], CPU)

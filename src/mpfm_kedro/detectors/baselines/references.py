@@ -105,7 +105,7 @@ class MixtureOfModes(PooledDetector):
 
     def learn(self, normals: np.ndarray, known: np.ndarray, seed: int) -> None:
         """Partition, shrinkage and covariances, in double precision."""
-        fold = assign_folds(len(normals), FOLDS, seed)
+        fold = assign_folds(np.arange(len(normals)), FOLDS, seed)
         label, _ = choose_partition(normals, fold, MAX_MODES, MIN_MODE_SIZE, seed)
         members = [(normals[mode].astype(np.float64), fold[mode] == 0) for mode in _groups(label)]
         factors = []
@@ -186,7 +186,7 @@ class LogisticRegressionAndMahalanobis(PooledDetector):
 
     def learn(self, normals: np.ndarray, known: np.ndarray, seed: int) -> None:
         """Both parts on all normals, their centre and spread by cross-fitting."""
-        fold, held_out = assign_folds(len(normals), FOLDS, seed), np.empty((len(normals), 2))
+        fold, held_out = assign_folds(np.arange(len(normals)), FOLDS, seed), np.empty((len(normals), 2))
         for excluded in _groups(fold):
             self._learn_parts(normals[~excluded], known, seed)
             held_out[excluded] = self._parts(torch.from_numpy(normals[excluded])).numpy()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mpfm_kedro.backbones.rows import IMAGES_IN_CACHE, FeatureRows
-from mpfm_kedro.detectors.base import Artefact, Scores
+from mpfm_kedro.detectors.base import Artefact, Scores, TrainingData
 from mpfm_kedro.detectors.mpfm.calibration import Calibration, PlainSum
 from mpfm_kedro.detectors.mpfm.closed_form import ClosedForm
 from mpfm_kedro.detectors.mpfm.model import MPFM, Inspection
@@ -103,17 +103,17 @@ def load(pieces: Mapping[str, Artefact], device: torch.device) -> MPFMDetector:
 
 
 def load_fold_models(
-    pieces: Mapping[str, Artefact], source: np.ndarray, seed: int, device: torch.device
+    pieces: Mapping[str, Artefact], data: TrainingData, seed: int, device: torch.device
 ) -> list[FoldModel]:
     """The detectors of all rounds that leave something out; every normal is left out by one of them.
 
     Args:
         pieces: of the fit.
-        source: the known anomaly of each training row of anomalies (m,).
+        data: what it learned from.
         seed: of the fit.
         device: where the detectors shall be.
     """
-    rounds = Rounds.of_folds(pieces["prototypes"].tensors["fold"].numpy(), source, seed)
+    rounds = Rounds.of_folds(pieces["prototypes"].tensors["fold"].numpy(), data, seed)
     left_out = [[np.flatnonzero(~learns) for learns in table] for table in (rounds.normals, rounds.anomalies)]
     return [
         FoldModel(_detector(pieces, number, device), left_out[0][number], left_out[1][number])

@@ -31,7 +31,7 @@ def fit_prototypes(
     """K-means++ groups, whitening and prototypes of patches, in every round; no anomaly is read."""
     normals = data.normals.of_backbone(parameters["backbone"])
     numbers = PrototypeParameters.model_construct(**parameters)
-    fold = assign_folds(len(normals), numbers.folds, seed)
+    fold = assign_folds(data.normal_items, numbers.folds, seed)
     whitened = parameters["transport_start"] != PRINTED
     return initialise(normals, fold, numbers, seed, context, whitened)
 
@@ -42,7 +42,7 @@ def fit_modules(
     """The joint objective, from the last checkpoint if there is one; last iteration."""
     data = data.of_backbone(parameters["backbone"])
     initialised = Initialised.restore(earlier[stage_name("prototypes", parameters["backbone"])], context.device)
-    rounds = Rounds.of_folds(initialised.fold, data.anomalies.source, seed)
+    rounds = Rounds.of_folds(initialised.fold, data, seed)
     standardiser = initialised.closed_forms[0].standardiser
     z = torch.cat([standardiser.z_of(rows).cpu() for rows in (data.normals, data.anomalies)])
     schedule = TrainingParameters.model_construct(**parameters)
@@ -96,7 +96,7 @@ def _calibrate(
         images = data.of_backbone(backbone)
         training = earlier.get(stage_name("training", backbone))
         initialised = Initialised.restore(earlier[stage_name("prototypes", backbone)], context.device)
-        rounds = Rounds.of_folds(initialised.fold, images.anomalies.source, seed)
+        rounds = Rounds.of_folds(initialised.fold, images, seed)
         modules = Modules.restore(training.tensors, training.details).to(context.device) if training else None
         models = [
             MPFM(closed_form, modules.of_round(number) if modules else None, None, initialised.top_share)

@@ -9,12 +9,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from mpfm_kedro.images.loading import ImageLoader
-from mpfm_kedro.images.near import near_sets
+from mpfm_kedro.images.near import near_copies
 from mpfm_kedro.pipelines.audit.sheets import draw_contact_sheet, draw_duplicate_sheet
 from mpfm_kedro.sources.repeats import DROPPED, content, unreadable
 
 logger = logging.getLogger(__name__)
-REPEATED = ["set", "kind", "category", "split", "label", "defect_class", "sample_id", "path", "crop", "group"]
+REPEATED = ["set", "kind", "category", "split", "label", "defect_class", "sample_id", "path", "crop", "item"]
 REPEATED += ["content_hash", "pixel_range", "problem"]
 AUDIT = {"finding": "str", "where": "str", "sets": "Int64", "images": "Int64", "repeats": "Int64", "detail": "str"}
 SPLITS = ["train", "test", "anomaly"]
@@ -35,11 +35,7 @@ def find_repeats(samples: pd.DataFrame) -> pd.DataFrame:
     """
     seen = samples[~unreadable(samples)].sort_values("sample_id")
     shown = content(seen)
-    alike = [
-        f"{category}|" + pd.Series(near_sets(hashes.tolist()), hashes.index).astype(str)
-        for category, hashes in seen[seen["dhash"] != ""].groupby("category")["dhash"]
-    ]
-    near = pd.concat(alike) if alike else shown.iloc[:0]
+    near = near_copies(seen)
     near = near[shown[near.index].groupby(near).transform("nunique") > 1]
     tables = []
     for kind, sets in (("exact", shown[shown.duplicated(keep=False)]), ("near", near)):
@@ -51,20 +47,20 @@ def find_repeats(samples: pd.DataFrame) -> pd.DataFrame:
 def list_findings(samples: pd.DataFrame, repeated: pd.DataFrame) -> pd.DataFrame:
     """One row per finding; where train and test share images, one line in the log.
 
-    ``sets`` counts repeated images (or groups), ``images`` their samples and ``repeats`` the copies among them: all
+    ``sets`` counts repeated images (or items), ``images`` their samples and ``repeats`` the copies among them: all
     but the first inside of a split, the tested ones across train and test, the anomalies across labels.
     """
     usable = samples["problem"] == ""
-    groups = samples.assign(set=samples["category"] + "|" + samples["group"])
+    items = samples.assign(set=samples["category"] + "|" + samples["item"])
     rows = [
         *_count_repeats(repeated[repeated["kind"] == "exact"], "exact duplicates"),
         *_count_repeats(repeated[repeated["kind"] == "near"], "near duplicates"),
-        *(row for row in _count_repeats(groups, "groups") if row["where"].startswith("across")),
+        *(row for row in _count_repeats(items, "items") if row["where"].startswith("across")),
         *_count_states(samples),
         *_count_shapes(samples[~unreadable(samples)].drop_duplicates("path")),
         *_count_classes(samples[usable]),
     ]
-    _log_leaks(repeated[repeated["sample_id"].isin(samples["sample_id"][usable])], groups[usable])
+    _log_leaks(repeated[repeated["sample_id"].isin(samples["sample_id"][usable])], items[usable])
     return pd.DataFrame(rows, columns=list(AUDIT)).fillna({"detail": ""}).astype(AUDIT)
 
 

@@ -48,7 +48,7 @@ def plan_views(samples: pd.DataFrame, image_size: Any, parameters: FeatureParame
     The original of every readable sample; CutMix pseudo-anomalies of training normals; augmented views of anomalies,
     any of which may become a known one. A deep image is another one in another range: its content names both.
     """
-    if "pixel_range" not in samples:
+    if "item" not in samples:
         raise InputError("The stored samples are of another version; replace them with kedro run --pipelines=ingestion")
     readable = samples[samples["problem"] == ""]
     scaled = ("@" + readable["pixel_range"]).where(readable["pixel_range"] != "", "")
@@ -58,7 +58,7 @@ def plan_views(samples: pd.DataFrame, image_size: Any, parameters: FeatureParame
     plan = [(readable, ORIGINAL)]
     plan += [(train, f"{CUTMIX}{number}") for number in range(parameters.cutmix_views)]
     plan += [(anomalies, view) for view in parameters.anomaly_views]
-    columns = ["sample_id", "path", "crop", "pixel_range", "content_hash"]
+    columns = ["sample_id", "item", "path", "crop", "pixel_range", "content_hash"]
     return pd.concat([part[columns].assign(view=view, image_size=size) for part, view in plan], ignore_index=True)
 
 
