@@ -119,11 +119,11 @@ def test_no_model_names_the_command_that_makes_one(tmp_path: Path):
 
 def test_a_damaged_version_is_not_used(line: Path):
     version = sorted((line / "out/versions/synthetic/production/model").iterdir())[0]
-    file = version / "model/calibration.safetensors"
+    file = version / "model/calibration.parquet"
     content = file.read_bytes()
     file.unlink()  # it may share its blocks with another version
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     before = card(line)
     done = kedro("versions", "use", "synthetic", "production", version.name, "--output-root", str(line / "out"))
-    assert done.returncode != 0 and "calibration.safetensors" in done.stderr + done.stdout
+    assert done.returncode != 0 and "calibration.parquet" in done.stderr + done.stdout
     assert card(line) == before
