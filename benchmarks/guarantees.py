@@ -15,7 +15,7 @@ import torch
 from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.images.views import ORIGINAL
 from mpfm_kedro.inspection.production import ProductionFit, calibrate
-from mpfm_kedro.inspection.thresholds import DEFECTIVE, GOOD, UNCERTAIN, choose_threshold, decide, item_scores
+from mpfm_kedro.inspection.thresholds import DEFECTIVE, GOOD, UNCERTAIN, choose_threshold, decide
 from mpfm_kedro.protocol.data import select
 from mpfm_kedro.protocol.runs import make_general_runs
 from project import fit_mpfm, open_project, parser
@@ -42,7 +42,7 @@ def main() -> None:
             kind: detector.score_samples(select(features, np.array(run[f"test_{kind}"]), [ORIGINAL])).score
             for kind in ("normals", "anomalies")
         }
-        unseen = item_scores(calibration.normal_scores, calibration.normal_items)
+        unseen = calibration.item_scores
         for rate in RATES:
             threshold = choose_threshold(unseen, rate, given.confidence)
             of_normals, of_anomalies = (decide(found[kind], threshold) for kind in ("normals", "anomalies"))

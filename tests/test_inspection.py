@@ -119,7 +119,7 @@ def test_no_model_names_the_command_that_makes_one(tmp_path: Path):
 
 def test_a_damaged_version_is_not_used(line: Path):
     version = sorted((line / "out/versions/synthetic/production/model").iterdir())[0]
-    file = version / "model/calibration.safetensors"
+    file = version / "model/calibration.parquet"
     content = file.read_bytes()
     file.unlink()  # it may share its blocks with another version
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))

@@ -41,7 +41,7 @@ def draw_results(
     decisions = [str(decision) for decision in decide(scores, threshold)]
     counts = Counter(decisions)
     addresses = {sample: f"known/{index}" for index, sample in enumerate(inspector.model.gallery.table["sample_id"])}
-    guarantee = describe_guarantee(threshold, inspector.model.calibration.anomaly_scores)
+    guarantee = describe_guarantee(threshold, inspector.model.calibration.anomalies["score"])
     return render(
         "app_results.html",
         guarantee=f"{guarantee} The model was made on {inspector.card['made']}.",

@@ -15,12 +15,19 @@ from torch import Tensor
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.detectors.base import Artefact
 from mpfm_kedro.detectors.mpfm.detector import MPFMDetector, keep_final, load, load_fold_models
+from mpfm_kedro.detectors.mpfm.model import Inspection
+from mpfm_kedro.evaluation.columns import PART_COLUMNS
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.position_maps import smooth_maps
 from mpfm_kedro.images.views import ORIGINAL
 from mpfm_kedro.inspection.heat_maps import find_limits, to_jpeg
 from mpfm_kedro.inspection.model import FORMAT, Gallery, HeldOutScores, Model
+<<<<<<< HEAD
 from mpfm_kedro.inspection.thresholds import choose_threshold, describe_guarantee, item_scores, miss_rate
+=======
+from mpfm_kedro.inspection.operating_points import advise, count_misses
+from mpfm_kedro.inspection.thresholds import choose_threshold, describe_guarantee
+>>>>>>> decision
 from mpfm_kedro.progress import progress
 from mpfm_kedro.protocol.data import select, training_data
 from mpfm_kedro.provenance import code_revision, library_versions
@@ -29,6 +36,7 @@ from mpfm_kedro.sources import SOURCES
 MAX_MAPS = 1000  # of held-out normals, that the scale of heat maps rests on
 MAX_IN_GALLERY = 1000  # normals, and as many anomalies
 THUMBNAIL = 96
+SCORE_COLUMNS = ["score", *PART_COLUMNS]
 Value = TypeVar("Value")
 LICENCES = {
     "resnet18": "BSD-3-Clause (torchvision), trained on ImageNet",
@@ -68,31 +76,54 @@ def make_model(
 def calibrate(fit: ProductionFit, device: torch.device) -> tuple[HeldOutScores, tuple[float, float]]:
     """Scores of held-out normals and anomalies, and the limits of heat maps: percentiles of the held-out normals'."""
     data = training_data(fit.run, fit.features)
+<<<<<<< HEAD
     fold_models = load_fold_models(fit.pieces, data, fit.run["seed"], device)
     scores, owners, anomalies, maps = [], [], [np.empty(0)], []
+=======
+    fold_models = load_fold_models(fit.pieces, data.anomalies.source, fit.run["seed"], device)
+    samples = fit.samples.assign(item=joined_groups(fit.samples)).set_index("sample_id")
+    samples = samples[["label", "defect_class", "item"]]
+    normals, known = (np.array(fit.run[name]) for name in ("train_normals", "known_anomalies"))
+    tables, maps = [], []
+>>>>>>> decision
     share = min(1.0, MAX_MAPS / max(1, sum(len(fold.normals) for fold in fold_models)))
     with progress("Scoring held-out images", len(fold_models), "rounds") as bar:
         for fold in fold_models:
             result = fold.detector.inspect(data.normals.take(fold.normals))
+<<<<<<< HEAD
             scores.append(result.score.double().numpy())
             owners.append(data.normal_items[fold.normals])
             maps.append(smooth_maps(result.positions[: max(1, round(share * len(result.positions)))].numpy()).ravel())
             originals = fold.anomalies[fold.anomalies < data.n_known]
             known = fold.detector.score_samples(data.anomalies.take(originals)).score
             anomalies.append(item_scores(known, data.anomaly_items[originals]) if len(known) else known)
+=======
+            maps.append(smooth_maps(result.positions[: max(1, round(share * len(result.positions)))].numpy()).ravel())
+            tables.append(_scored(normals[fold.normals], result))
+            if len(originals := fold.anomalies[fold.anomalies < data.n_known]):
+                tables.append(_scored(known[originals], fold.detector.inspect(data.anomalies.take(originals))))
+>>>>>>> decision
             bar.advance()
-    held_out = HeldOutScores(np.concatenate(scores), np.concatenate(owners), np.concatenate(anomalies))
-    return held_out, find_limits(np.concatenate(maps))
+    held_out = pd.concat(tables, ignore_index=True)
+    described = samples.loc[held_out["sample_id"]].reset_index()
+    return HeldOutScores(pd.concat([described, held_out[SCORE_COLUMNS]], axis=1)), find_limits(np.concatenate(maps))
+
+
+def _scored(sample_ids: np.ndarray, result: Inspection) -> pd.DataFrame:
+    """Score and parts of some samples."""
+    values = np.column_stack([result.score.double(), result.parts.double()])
+    return pd.DataFrame(values, columns=SCORE_COLUMNS).assign(sample_id=sample_ids)
 
 
 def describe_threshold(held_out: HeldOutScores, false_alarm_rate: float, confidence: float) -> dict[str, Any]:
     """What the card says of thresholds: for one rate here, for any other from the held-out scores."""
     threshold = choose_threshold(held_out.item_scores, false_alarm_rate, confidence)
-    known = held_out.anomaly_scores
+    misses = count_misses(held_out, false_alarm_rate, confidence)
     return {
         "threshold": asdict(threshold),
-        "misses": asdict(miss_rate(known, threshold.defective, confidence)) if len(known) else None,
-        "guarantee": describe_guarantee(threshold, known),
+        "misses": misses.to_dict("records"),
+        "guarantee": describe_guarantee(threshold, held_out.anomalies["score"]),
+        "advice": advise(misses, false_alarm_rate),
     }
 
 

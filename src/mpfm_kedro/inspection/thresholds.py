@@ -147,24 +147,25 @@ def describe_guarantee(threshold: Threshold, anomaly_scores: ArrayLike = ()) -> 
     if not threshold.is_achievable:
         needed = least_normals(threshold.rate, threshold.confidence)
         sentences.append(
-            f"{_percent(threshold.rate)} cannot be guaranteed: {needed:,} held-out normal items are needed."
+            f"{percent(threshold.rate)} cannot be guaranteed: {needed:,} held-out normal items are needed."
         )
     sentences.append(
-        f"With {_percent(threshold.confidence, 6)} confidence at most {_percent(threshold.rate_guaranteed)} of future "
-        f"normal items are called defective ({_percent(threshold.rate_expected)} on average). This rests on "
+        f"With {percent(threshold.confidence, 6)} confidence at most {percent(threshold.rate_guaranteed)} of future "
+        f"normal items are called defective ({percent(threshold.rate_expected)} on average). This rests on "
         f"{threshold.n_normals:,} held-out normal item{'s' * (threshold.n_normals != 1)}, and is valid while normal "
         "items do not change."
     )
     if np.size(anomaly_scores):
         missed = miss_rate(anomaly_scores, threshold.defective, threshold.confidence)
         sentences.append(
-            f"{missed.n_missed:,} of {missed.n_anomalies:,} known defects are missed: {_percent(missed.rate)}, "
-            f"{_percent(missed.confidence, 6)} interval {_percent(missed.low)} to {_percent(missed.high)}."
+            f"{missed.n_missed:,} of {missed.n_anomalies:,} known defects are missed: {percent(missed.rate)}, "
+            f"{percent(missed.confidence, 6)} interval {percent(missed.low)} to {percent(missed.high)}."
         )
     return " ".join(sentences)
 
 
-def _percent(share: float, digits: int = 3) -> str:
+def percent(share: float, digits: int = 3) -> str:
+    """A share in so many digits."""
     return f"{100 * share:.{digits}g} %"
 
 

@@ -10,8 +10,9 @@ import pandas as pd
 
 from mpfm_kedro.inspection.collection import LABELS
 from mpfm_kedro.inspection.model import Model
-from mpfm_kedro.inspection.thresholds import choose_threshold, least_normals
-from mpfm_kedro.reports.pages import percent, render
+from mpfm_kedro.inspection.operating_points import ALL
+from mpfm_kedro.inspection.thresholds import choose_threshold, least_normals, percent
+from mpfm_kedro.reports.pages import render
 from mpfm_kedro.reports.tables import write_mean
 
 RATES = (0.001, 0.005, 0.01, 0.02, 0.05)
@@ -25,6 +26,7 @@ def write_card(model: Model) -> str:
         title=f"Model card: {' '.join(filter(None, [card['dataset'], card['category']]))}",
         card=card,
         thresholds=_thresholds(model),
+        misses=_misses(pd.DataFrame(card["misses"])),
         n_normals=len(model.calibration.item_scores),
         labels={number: name for name, number in LABELS.items()},
         evaluation=_evaluation(card["evaluation"]),
@@ -50,6 +52,17 @@ def _thresholds(model: Model) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def _misses(misses: pd.DataFrame) -> pd.DataFrame:
+    """One row per class of defects, one column per false-alarm rate."""
+    if misses.empty:
+        return misses
+    cells = misses["missed"].map(percent) + " (" + misses[["low", "high"]].map(percent).agg(" to ".join, axis=1) + ")"
+    rates = "missed at " + misses["false_alarms"].map(percent)
+    named = misses.rename(columns={"defect_class": "class", "n_anomalies": "defects"}).assign(cell=cells, rate=rates)
+    named["class"] = named["class"].replace(ALL, "all")
+    return named.pivot_table("cell", ["class", "defects"], "rate", aggfunc="first", sort=False).reset_index()
 
 
 def _evaluation(evaluation: Mapping[str, list[dict[str, Any]]]) -> pd.DataFrame:

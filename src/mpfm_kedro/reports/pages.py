@@ -10,6 +10,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from mpfm_kedro.inspection.thresholds import percent
+
 SIGNS = {"defective": "▲", "uncertain": "◆", "good": "●", "error": "✕"}
 SCORES = {  # what each says if it is high
     "g": "the whole image is unlike the normals",
@@ -36,11 +38,6 @@ def data_table(table: pd.DataFrame) -> Markup:
     shown = table.loc[:, [name for name in table if not table[name].isin(["", None]).all()]]
     rows = shown.to_html(index=False, border=0, na_rep="undefined", justify="left")  # escapes names and values
     return Markup("<div class='wide'>{}</div>").format(Markup(rows))
-
-
-def percent(share: float) -> str:
-    """A share in three digits."""
-    return f"{100 * share:.3g} %"
 
 
 def render(template: str, **values: object) -> str:

@@ -103,7 +103,7 @@ def write_page(
     return render(
         "predictions.html",
         title="Predictions",
-        guarantee=describe_guarantee(threshold, model.calibration.anomaly_scores),
+        guarantee=describe_guarantee(threshold, model.calibration.anomalies["score"]),
         histogram=draw_histogram(normals, scores, threshold),
         thresholds=threshold,
         images=images,

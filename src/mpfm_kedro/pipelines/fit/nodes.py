@@ -65,6 +65,6 @@ def summarise_model(model: Model) -> str:
     data, name = card["data"], " ".join(filter(None, [card["dataset"], card["category"]]))
     return (
         f"A model of {name} was made from {data['normals']:,} normals and {data['anomalies']:,} known anomalies.\n"
-        f"{card['guarantee']}\n"
+        f"{' '.join(filter(None, [card['guarantee'], card['advice']]))}\n"
         "To use it: kedro run --pipelines=predict --params=images=PATH, with the other parameters of this run"
     )
