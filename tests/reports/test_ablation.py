@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from mpfm_kedro.reports.ablation import ablation_table, write_ablation
+from mpfm_kedro.reports.sensitivity import sensitivity_table, write_sensitivity
 from scipy.stats import median_abs_deviation
 
 from evaluation.synthetic_trials import one, trial_costs, trial_scores
@@ -17,8 +19,6 @@ from mpfm_kedro.evaluation.false_alarms import (
 from mpfm_kedro.evaluation.intervals import paired_differences
 from mpfm_kedro.evaluation.measures import measure_trials, summarise
 from mpfm_kedro.evaluation.published import load_published_ablation
-from mpfm_kedro.reports.ablation import ablation_table, write_ablation
-from mpfm_kedro.reports.sensitivity import sensitivity_table, write_sensitivity
 from mpfm_kedro.reports.study_figures import draw_ablation, draw_false_alarms, draw_sensitivity
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from mpfm_kedro.reports.rank_figure import cliques, draw_ranks
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.evaluation.ranks import rank_methods
-from mpfm_kedro.reports.rank_figure import cliques, draw_ranks
 from mpfm_kedro.reports.study import gather_cells, printed_cells, write_study
 
 KINDS = {"MPFM": "ours", "DRA": "baseline", "kNN-5": "reference", "DRA (published)": "published"}

@@ -22,8 +22,8 @@ def match_items(paths: pd.Series, pattern: str) -> pd.Series:
     others = paths[items.isna() | (items == "")].tolist()
     if len(others) > (1 - MIN_SHARE) * len(paths):
         raise InputError(
-            f"Parameter 'ingestion.item_pattern' = '{pattern}' matches {len(paths) - len(others)} of {len(paths)} paths; "
-            f"not, for example, {', '.join(others[:EXAMPLES])}"
+            f"Parameter 'ingestion.item_pattern' = '{pattern}' matches {len(paths) - len(others)} of {len(paths)} "
+            f"paths; not, for example, {', '.join(others[:EXAMPLES])}"
         )
     if others:
         message = "ingestion.item_pattern does not match %d of %d paths, each of which is an item, for example %s"

@@ -22,12 +22,8 @@ from mpfm_kedro.images.position_maps import smooth_maps
 from mpfm_kedro.images.views import ORIGINAL
 from mpfm_kedro.inspection.heat_maps import find_limits, to_jpeg
 from mpfm_kedro.inspection.model import FORMAT, Gallery, HeldOutScores, Model
-<<<<<<< HEAD
-from mpfm_kedro.inspection.thresholds import choose_threshold, describe_guarantee, item_scores, miss_rate
-=======
 from mpfm_kedro.inspection.operating_points import advise, count_misses
 from mpfm_kedro.inspection.thresholds import choose_threshold, describe_guarantee
->>>>>>> decision
 from mpfm_kedro.progress import progress
 from mpfm_kedro.protocol.data import select, training_data
 from mpfm_kedro.provenance import code_revision, library_versions
@@ -76,33 +72,18 @@ def make_model(
 def calibrate(fit: ProductionFit, device: torch.device) -> tuple[HeldOutScores, tuple[float, float]]:
     """Scores of held-out normals and anomalies, and the limits of heat maps: percentiles of the held-out normals'."""
     data = training_data(fit.run, fit.features)
-<<<<<<< HEAD
     fold_models = load_fold_models(fit.pieces, data, fit.run["seed"], device)
-    scores, owners, anomalies, maps = [], [], [np.empty(0)], []
-=======
-    fold_models = load_fold_models(fit.pieces, data.anomalies.source, fit.run["seed"], device)
-    samples = fit.samples.assign(item=joined_groups(fit.samples)).set_index("sample_id")
-    samples = samples[["label", "defect_class", "item"]]
+    samples = fit.samples.set_index("sample_id")[["label", "defect_class", "item"]]
     normals, known = (np.array(fit.run[name]) for name in ("train_normals", "known_anomalies"))
     tables, maps = [], []
->>>>>>> decision
     share = min(1.0, MAX_MAPS / max(1, sum(len(fold.normals) for fold in fold_models)))
     with progress("Scoring held-out images", len(fold_models), "rounds") as bar:
         for fold in fold_models:
             result = fold.detector.inspect(data.normals.take(fold.normals))
-<<<<<<< HEAD
-            scores.append(result.score.double().numpy())
-            owners.append(data.normal_items[fold.normals])
-            maps.append(smooth_maps(result.positions[: max(1, round(share * len(result.positions)))].numpy()).ravel())
-            originals = fold.anomalies[fold.anomalies < data.n_known]
-            known = fold.detector.score_samples(data.anomalies.take(originals)).score
-            anomalies.append(item_scores(known, data.anomaly_items[originals]) if len(known) else known)
-=======
             maps.append(smooth_maps(result.positions[: max(1, round(share * len(result.positions)))].numpy()).ravel())
             tables.append(_scored(normals[fold.normals], result))
             if len(originals := fold.anomalies[fold.anomalies < data.n_known]):
                 tables.append(_scored(known[originals], fold.detector.inspect(data.anomalies.take(originals))))
->>>>>>> decision
             bar.advance()
     held_out = pd.concat(tables, ignore_index=True)
     described = samples.loc[held_out["sample_id"]].reset_index()

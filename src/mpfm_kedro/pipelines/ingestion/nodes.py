@@ -160,7 +160,9 @@ def _drop_leaks(samples: pd.DataFrame) -> pd.Series:
     problem = samples["problem"].copy()
     problem[leaks] = DROPPED + "its item trains"
     if len(leaks):
-        message = "Test images of items that train are dropped: %d, for example %s; ingestion.split_by_item=false keeps them"
+        message = (
+            "Test images of items that train are dropped: %d, for example %s; ingestion.split_by_item=false keeps them"
+        )
         logger.warning(message, len(leaks), samples["sample_id"][leaks[0]])
     return problem
 
