@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evaluation.synthetic_trials import one
-from mpfm_kedro.evaluation.columns import SUMMARY
+from mpfm_kedro.evaluation.measures import SUMMARY
 from mpfm_kedro.evaluation.published import as_columns, load_published, load_published_ablation
 from mpfm_kedro.sources import SOURCES, aitex, mastcam, mvtec_ad
 

@@ -8,13 +8,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from evaluation.synthetic_trials import text_of
+from mpfm_kedro.datasets.tables import TablesDataset
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.evaluation.columns import RUN as RUN_COLUMNS
-from mpfm_kedro.evaluation.columns import SETTING_SUMMARY, WITHOUT_REPEATS
-from mpfm_kedro.evaluation.measures import repeated_tests, summarise_without_repeats
+from mpfm_kedro.evaluation.measures import (
+    WITHOUT_REPEATS,
+    measure_trials,
+    repeated_tests,
+    summarise_setting,
+    summarise_without_repeats,
+)
 from mpfm_kedro.parameters import IngestionParameters
 from mpfm_kedro.pipelines.ingestion.nodes import refuse_wrong_split, split_normals
-from mpfm_kedro.reports.setting import write_summary
 from mpfm_kedro.sources.repeats import DROPPED, content, joined_items
 
 PLAIN = IngestionParameters(allow_partial=True, max_unreadable_share=0, max_megapixels=1)
@@ -194,14 +200,12 @@ def test_one_remaining_label_has_no_auc():
 
 @pytest.mark.parametrize("contents", ["123112456", "111111111"])
 def test_undefined_auc_survives_its_file(contents, tmp_path):
-    """Undefined where all test normals are excluded, or all test images; its file gives back empty texts."""
+    """Undefined where all test normals are excluded, or all test images."""
     samples = divided(contents, ["train", "train", "anomaly"] + ["test"] * 3 + ["anomaly"] * 3)
     two = pd.concat([scores([0.0] * 6), scores([0.1] * 6).assign(method="MPFM, no anomaly known")])
-    without = summarise_without_repeats(two, pd.DataFrame([RUN]), samples)
-    without.to_csv(tmp_path / "without.csv", index=False)
-    loaded = pd.read_csv(tmp_path / "without.csv", keep_default_na=False)
-    assert set(loaded["auc_mean"]) == {""}
-    text = write_summary(without.assign(auc_mean=0.9, auc_std=0.1), loaded)
+    dataset = TablesDataset(str(tmp_path), {"without_repeats": "without.csv"})
+    dataset.save({"without_repeats": summarise_without_repeats(two, pd.DataFrame([RUN]), samples)})
+    text = text_of(measure_trials(two), **dataset.load())
     assert text.splitlines()[-1].split()[-3:] == ["undefined", "undefined", "1"]
 
 
@@ -210,7 +214,7 @@ def test_without_repeats_there_is_no_second_table():
     without = summarise_without_repeats(scores([0.0] * 6), pd.DataFrame([RUN]), samples)
     assert without.empty
     assert list(without.columns) == WITHOUT_REPEATS
-    cell = dict.fromkeys(SETTING_SUMMARY, 0.5) | {"dataset": "sdd", "category": "", "method": "MPFM", "known_class": ""}
-    summary = pd.DataFrame([cell])
-    assert write_summary(summary, without) == write_summary(summary)
-    assert "3 per run" in write_summary(summary, summary.assign(excluded=3))
+    metrics = measure_trials(scores([0.0, 0.5, 0.6, 0.4, 0.7, 0.8]))
+    summary = summarise_setting(metrics)
+    assert text_of(metrics, without_repeats=without) == text_of(metrics)
+    assert "3 per run" in text_of(metrics, without_repeats=summary.assign(excluded=3))

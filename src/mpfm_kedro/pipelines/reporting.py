@@ -101,8 +101,7 @@ def write_setting(
     scores: pd.DataFrame, evaluation: dict[str, pd.DataFrame], description: dict[str, pd.DataFrame]
 ) -> tuple[str, str]:
     """The page of a setting, and its summary for the terminal."""
-    roc = tabulate_roc_curves(scores, evaluation["run_metrics"])
-    return write_report(scores, evaluation, description, roc), write_summary(evaluation)
+    return write_report(scores, evaluation, description), write_summary(evaluation)
 
 
 def list_methods(runs: pd.DataFrame, training: TrainingParameters, comparison: ComparisonParameters) -> pd.DataFrame:

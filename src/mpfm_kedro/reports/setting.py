@@ -8,7 +8,7 @@ import pandas as pd
 
 from mpfm_kedro.evaluation.columns import PIXEL_MEASURES, RECALLS, TRAINED, UNTRAINED, ours
 from mpfm_kedro.evaluation.measures import overall
-from mpfm_kedro.reports.figures import list_panels
+from mpfm_kedro.reports.figures import list_panels, tabulate_roc_curves
 from mpfm_kedro.reports.pages import render
 from mpfm_kedro.reports.tables import COVERS, MEASURE_TITLES, RECALL, RECALL_TITLES, write_mean
 
@@ -38,7 +38,7 @@ def write_summary(evaluation: dict[str, pd.DataFrame]) -> str:
 
 
 def write_report(
-    scores: pd.DataFrame, evaluation: dict[str, pd.DataFrame], description: dict[str, pd.DataFrame], roc: pd.DataFrame
+    scores: pd.DataFrame, evaluation: dict[str, pd.DataFrame], description: dict[str, pd.DataFrame]
 ) -> str:
     """One self-contained HTML page: numbers, mistakes as images, figures."""
     summary, run_metrics, repeats = (evaluation[name] for name in ("summary", "run_metrics", "without_repeats"))
@@ -55,7 +55,9 @@ def write_report(
         without_repeats=_shown(repeats).drop(columns=one),
         mistakes=_by_kind(description["mistakes"]),
         operating_points=_operating_points(description["operating_points"]),
-        panels=list_panels(scores, roc, description["history"], description["sampled_features"]),
+        panels=list_panels(
+            scores, tabulate_roc_curves(scores, run_metrics), description["history"], description["sampled_features"]
+        ),
         groups=description["groups"].to_dict("records"),
         runs=run_metrics.drop(columns=["dataset", "setting"]).round(4),
     )

@@ -148,8 +148,7 @@ def value_tables(title: str, columns: Columns, names: Mapping[str, str]) -> list
     tables = []
     for heading, name in names.items():
         present = {where: part for where, part in columns.items() if f"{name}_mean" in part}
-        defined = {where: part.dropna(subset=[f"{name}_mean"]) for where, part in present.items()}
-        if any(map(len, defined.values())):
-            rows = spread(defined, partial(write_mean, name=name))
-            tables.append(Table(f"{heading}, {title}", {"": rows}, []))
+        defined = {where: part[part[f"{name}_mean"].notna()] for where, part in present.items()}
+        if defined := {where: part for where, part in defined.items() if len(part)}:
+            tables.append(Table(f"{heading}, {title}", {"": spread(defined, partial(write_mean, name=name))}, []))
     return tables
