@@ -23,7 +23,7 @@ from mpfm_kedro.evaluation.intervals import gain_of_known_anomalies, recall_inte
 from mpfm_kedro.evaluation.measures import measure_trials, summarise_setting, summarise_tested_classes
 from mpfm_kedro.inspection.mistakes import COLUMNS, POINTS
 from mpfm_kedro.reports import figures
-from mpfm_kedro.reports.setting import conclusions, few_tested, write_report
+from mpfm_kedro.reports.setting import conclusions, write_report
 
 METHODS = [TRAINED, UNTRAINED]
 PARTS = ["score_g", "score_a", "score_r", "score_n"]
@@ -238,7 +238,8 @@ def test_nothing_is_said_of_known_anomalies_where_there_are_none():
 def test_a_difference_that_rounds_to_nothing_has_no_minus():
     row = {"category": "", "known_class": "", "n_anomalies": 1, "method": "MPFM", "verdict": "undecided"}
     differences = pd.DataFrame([row | {"difference": -1e-5, "low": -0.01, "high": 0.01}])
-    (sentence,) = conclusions(differences, pd.DataFrame({"n_seeds": [5], "auc_mean": 0.9}))
+    tables = evaluated(results([""])[1], differences=differences)
+    (sentence,) = conclusions(tables | {"summary": tables["summary"].assign(n_seeds=5)})
     assert "the one known anomaly" in sentence and "(+0.000 AUC)" in sentence and "-0.010 to +0.010" in sentence
 
 
@@ -407,4 +408,4 @@ def test_an_auc_of_few_images_is_said_to_be_uncertain(normals, anomalies, half):
     text = text_of(tested)
     assert f"Only {normals} normal and {anomalies} anomalous images are tested" in text and f"± {half}, what" in text
     for enough in ((100, 25), (40, 0)):  # with none, AUC is undefined
-        assert few_tested(tested.assign(n_test_normals=enough[0], n_test_anomalies=enough[1])) == []
+        assert conclusions(evaluated(tested.assign(n_test_normals=enough[0], n_test_anomalies=enough[1]))) == []

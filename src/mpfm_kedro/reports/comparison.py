@@ -9,10 +9,8 @@ import pandas as pd
 from mpfm_kedro.evaluation.columns import CELL, CELL_METHOD
 from mpfm_kedro.reports.study_figures import draw_comparison
 from mpfm_kedro.reports.tables import (
-    COVERS,
     MARKS,
     MEASURE_TITLES,
-    RECALL,
     Columns,
     Table,
     arrange,
@@ -33,18 +31,6 @@ HEADINGS = {
 }
 PLACES = {1: "best", 2: "second"}
 NOTED = "†"
-LEGEND = (
-    "AUC, mean ± standard deviation over seeds. Bold: best measured, underlined: second best. ▲ better, ▼ worse than "
-    "MPFM: the 95 % interval of the difference, over seeds and test samples, excludes zero; with many comparisons some "
-    "do by chance. The baselines' learning rates were chosen by training loss on ELPV."
-)
-REPORTED_SEEDS = range(5)
-REPORTED = (
-    "No default was chosen by the figures of these seeds, which were evaluated several times during development. "
-    "MPFM's defaults were chosen on other seeds of ELPV, AITEX, BrainMRI, HeadCT and MVTec AD's screw, whose test "
-    "images are largely the same."
-)
-DEVELOPMENT = "Seeds {} to {} include development seeds, on which defaults were chosen; seeds 0 to 4 are for reporting."
 
 
 def comparison_table(
@@ -69,14 +55,12 @@ def comparison_table(
 
 def write_comparison(table: pd.DataFrame, origin: str, first_seed: int) -> tuple[str, str]:
     """The comparison as Markdown and as a page; ``origin`` says how it was made."""
-    last_seed = first_seed + int(table["n_seeds"].max()) - 1
-    reported = first_seed in REPORTED_SEEDS and last_seed in REPORTED_SEEDS
-    remarks = [origin, LEGEND, RECALL, REPORTED if reported else DEVELOPMENT.format(first_seed, last_seed), COVERS]
     figures = {
         f"AUC on {title} (hollow: published)": draw_comparison(rows_of(columns))
         for title, columns in arrange(table).items()
     }
-    return write_tables("Comparison", comparison_tables(table), remarks, figures)
+    seeds = {"first_seed": first_seed, "last_seed": first_seed + int(table["n_seeds"].max()) - 1}
+    return write_tables("Comparison", comparison_tables(table), figures, origin=origin, **seeds)
 
 
 def comparison_tables(table: pd.DataFrame) -> list[Table]:

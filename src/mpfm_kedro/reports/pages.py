@@ -6,7 +6,7 @@ import base64
 import io
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
@@ -41,12 +41,16 @@ def data_table(table: pd.DataFrame) -> Markup:
 
 
 def render(template: str, **values: object) -> str:
-    """A page from a template."""
+    """A page, or a text as it is, from a template."""
     return TEMPLATES.get_template(template).render(**values)
 
 
 TEMPLATES = Environment(
-    loader=PackageLoader("mpfm_kedro"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    loader=PackageLoader("mpfm_kedro"),
+    autoescape=select_autoescape(["html"]),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
 )
 TEMPLATES.globals |= {"signs": SIGNS, "scores": SCORES}
 TEMPLATES.filters |= {"figure": embed_figure, "jpeg": embed_jpeg, "data_table": data_table, "percent": percent}

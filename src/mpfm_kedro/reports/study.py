@@ -6,17 +6,15 @@ from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.evaluation.ranks import EVERYTHING, scope_name
 from mpfm_kedro.provenance import code_revision
-from mpfm_kedro.reports.comparison import LEGEND, auc_table
+from mpfm_kedro.reports.comparison import auc_table
+from mpfm_kedro.reports.pages import render
 from mpfm_kedro.reports.study_figures import draw_ranks
 from mpfm_kedro.reports.tables import (
-    COVERS,
-    RECALL,
     RECALL_TITLES,
     Columns,
     Table,
@@ -31,10 +29,6 @@ from mpfm_kedro.reports.tables import (
 
 DONE = "done"
 TITLES = {"general": "General setting", "hard": "Hard setting"}
-RANKED = (
-    "Mean rank: 1 is best; among the measured methods of each dataset, then the mean over datasets. Over all cells "
-    "every dataset counts once, with the mean AUC of its cells. Where some methods were not measured, none is ranked."
-)
 EVERY = "all cells"
 
 
@@ -87,7 +81,7 @@ def write_study(table: pd.DataFrame, ranks: pd.DataFrame, plan: pd.DataFrame, or
     planned = plan[["name", "dataset", "category", "status", "images", "problem"]].fillna("").astype(str)
     tables += [_rank_table(ranks), Table("Datasets of the study", {"": planned.set_index("name")}, [])]
     figures = {"Mean ranks and critical differences": draw_ranks(ranks)}
-    return write_tables("Study", tables, [origin, LEGEND, RECALL, RANKED, COVERS], figures)
+    return write_tables("Study", tables, figures, origin=origin)
 
 
 def _columns(table: pd.DataFrame) -> Columns:
@@ -113,7 +107,7 @@ def _rank_table(ranks: pd.DataFrame) -> Table:
     best_first = ranks.sort_values("scope", key=lambda scope: scope != EVERYTHING, kind="stable", ignore_index=True)
     scopes = {scope: best_first[best_first["scope"] == scope] for scope in ranks["scope"].unique()}
     columns = {EVERY if scope == EVERYTHING else scope: part for scope, part in scopes.items()}
-    return Table("Mean ranks", {"": _write_ranks(columns)}, [_test(part) for part in columns.values()])
+    return Table("Mean ranks", {"": _write_ranks(columns)}, [_describe_test(*column) for column in columns.items()])
 
 
 def _write_ranks(columns: Columns) -> pd.DataFrame:
@@ -122,15 +116,7 @@ def _write_ranks(columns: Columns) -> pd.DataFrame:
     return spread(marked, lambda row: emphasise(f"{row['mean_rank']:.2f}", "best" if row["best"] else ""))
 
 
-def _test(ranks: pd.DataFrame) -> str:
+def _describe_test(name: str, ranks: pd.DataFrame) -> str:
     """What the tests say of one scope."""
-    row = ranks.iloc[0]
-    name = EVERY if row["scope"] == EVERYTHING else row["scope"]
-    text = f"{name}: {row['n_methods']} methods on {row['n_datasets']} datasets"
-    text += f" (not ranked: {row['excluded']})" if row["excluded"] else ""
-    if np.isnan(row["critical_difference"]):
-        return f"{text}; too few for a test."
-    text += "" if np.isnan(row["p_value"]) else f"; Friedman χ² = {row['friedman']:.1f}, p = {row['p_value']:.3g}"
     behind = ranks["method"][ranks["p_to_mpfm"] < 0.05].tolist()
-    other = f"; unlike MPFM: {', '.join(behind)}" if behind else "; no method is distinguished from MPFM"
-    return f"{text}; Nemenyi, 5 %: mean ranks that differ by {row['critical_difference']:.1f} are distinguished{other}."
+    return render("rank_test.txt", name=name, row=ranks.iloc[0], behind=behind).replace("\n", "")

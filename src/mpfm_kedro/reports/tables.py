@@ -20,16 +20,6 @@ RECALL_TITLES = {"recall at 1 %": "recall_1", "recall at 5 %": "recall_5"}  # wi
 MEASURE_TITLES = RECALL_TITLES | {"pixel AUC": "pixel_auroc", "AUPRO": "aupro", "pixel F1": "pixel_f1"}
 MARKS = {"better": "▲", "worse": "▼"}
 EMPHASIS = {"best": Markup("<b>{}</b>"), "second": Markup("<u>{}</u>"), "": Markup("{}")}
-COVERS = (
-    "± is the standard deviation over seeds: other known anomalies, another initialisation, other folds of normals; "
-    "the split of the normals is fixed."
-)
-
-
-RECALL = (
-    "Recall at 1 % (5 %): the share of anomalies above the threshold that at most that share of the normal test images "
-    "exceeds; in brackets its 95 % interval over seeds and test samples. Undefined with fewer than 100 (20) normals."
-)
 
 
 class Table(NamedTuple):
@@ -57,9 +47,9 @@ class Table(NamedTuple):
         return {heading: section.reset_index().to_numpy().tolist() for heading, section in self.sections.items()}
 
 
-def write_tables(title: str, tables: list[Table], remarks: list[str], figures: Mapping[str, Figure]) -> tuple[str, str]:
-    """Tables and remarks as Markdown, and the same with figures as a page."""
-    blocks = []
+def write_tables(study: str, tables: list[Table], figures: Mapping[str, Figure], **told: Any) -> tuple[str, str]:
+    """Tables and remarks as Markdown, and the same with figures as a page; ``told`` is what the remarks tell."""
+    blocks, remarks = [], render("remarks.txt", study=study, **told).strip().splitlines()
     for table in tables:
         lines = [table.header, ["---"] * len(table.header)]
         for heading, rows in table.rows.items():
@@ -67,8 +57,8 @@ def write_tables(title: str, tables: list[Table], remarks: list[str], figures: M
             lines += rows
         blocks += [f"## {table.title}", "\n".join(f"| {' | '.join(map(_markdown, line))} |" for line in lines)]
         blocks += table.notes
-    markdown = "\n\n".join([*blocks, *filter(None, remarks)]) + "\n"
-    return markdown, render("tables.html", title=title, tables=tables, remarks=remarks, figures=figures)
+    markdown = "\n\n".join([*blocks, *remarks]) + "\n"
+    return markdown, render("tables.html", title=study, tables=tables, remarks=remarks, figures=figures)
 
 
 def _markdown(cell: str) -> str:

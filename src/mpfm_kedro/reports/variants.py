@@ -9,8 +9,6 @@ from mpfm_kedro.evaluation.false_alarms import uneven_false_alarms
 from mpfm_kedro.evaluation.published import as_columns
 from mpfm_kedro.reports.study_figures import draw_ablation, draw_false_alarms, draw_sensitivity
 from mpfm_kedro.reports.tables import (
-    COVERS,
-    RECALL,
     RECALL_TITLES,
     Table,
     arrange,
@@ -23,19 +21,6 @@ from mpfm_kedro.reports.tables import (
 )
 
 NAME = r"(?P<parameter>K|λ)=(?P<value>[\d.e-]+)"  # of a variant of the sensitivity study
-LEGEND = (
-    "AUC, mean ± standard deviation over seeds; in the ablation also the difference to MPFM with its 95 % interval "
-    "over seeds and test samples (▲ better, ▼ worse than MPFM). Published: as the paper prints it, other configuration."
-)
-SEPARATION = (
-    "Separation: median of the anomalies' scores minus that of the normals, in robust standard deviations of the "
-    "normals (1.4826 times their median absolute deviation)."
-)
-FALSE_ALARMS = (
-    "False alarms by mode: the threshold lets at most {:.0%} of a run's test normals pass as anomalies; a dot is their "
-    "share in one mode of one run. The mode of an image is that of MPFM for every variant. Unevenness: mean distance "
-    "of these shares from that of all normals, less what chance alone would give."
-)
 
 
 def ablation_table(summary: pd.DataFrame, differences: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
@@ -72,8 +57,7 @@ def write_ablation(
     figures = {f"Differences on {title}": draw_ablation(rows_of(columns)) for title, columns in arrange(table).items()}
     for title, columns in arrange(false_alarms).items():
         figures[f"False alarms by mode, {title}"] = draw_false_alarms(rows_of(columns), rate)
-    remarks = [origin, LEGEND, RECALL, SEPARATION, FALSE_ALARMS.format(rate), COVERS]
-    return write_tables("Ablation", tables, remarks, figures)
+    return write_tables("Ablation", tables, figures, origin=origin, rate=rate)
 
 
 def write_sensitivity(table: pd.DataFrame, origin: str = "") -> tuple[str, str]:
@@ -82,7 +66,7 @@ def write_sensitivity(table: pd.DataFrame, origin: str = "") -> tuple[str, str]:
         f"AUC on {title} (hollow: published)": draw_sensitivity(rows_of(columns))
         for title, columns in arrange(table).items()
     }
-    return write_tables("Sensitivity", variant_tables(table), [origin, LEGEND, RECALL, COVERS], figures)
+    return write_tables("Sensitivity", variant_tables(table), figures, origin=origin)
 
 
 def variant_tables(table: pd.DataFrame) -> list[Table]:
