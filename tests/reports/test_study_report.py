@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from mpfm_kedro.reports.rank_figure import cliques, draw_ranks
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.evaluation.ranks import rank_methods
