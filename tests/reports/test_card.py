@@ -49,5 +49,5 @@ def test_evaluation_and_what_was_learned_are_shown_and_escaped(model: Model):
     evaluation = {name: [figures | {"known_class": known}] for name, known in of_class.items()}
     learned = [{"file": "f", "label": 1, "content_hash": "h", "origin": "<b>.png", "added": "2026-01-02"}]
     page = write_card(replace(model, card=model.card | {"evaluation": evaluation, "learned": learned}))
-    assert page.count("0.932 ± 0.004") == 2 and "MPFM, mono, M10" in page
+    assert page.count("0.932 ± 0.004") == 2 and "<td>hard</td><td>MPFM</td><td>mono</td><td>10</td>" in page
     assert "&lt;b&gt;.png" in page and "<b>.png" not in page and "<td>anomaly</td>" in page

@@ -225,7 +225,7 @@ def test_summary_says_what_known_anomalies_add(gain, n_seeds, sentence):
     strength = {TRAINED: 3 + gain / 2, UNTRAINED: 3 - gain / 2}
     scores = trial_scores(strength, numbers=(10,), n_seeds=n_seeds)
     scores = scores[scores["setting"] == "hard"]
-    samples = pd.DataFrame({"sample_id": scores["sample"].unique()}).assign(group=lambda table: table["sample_id"])
+    samples = pd.DataFrame({"sample_id": scores["sample"].unique()}).assign(item=lambda table: table["sample_id"])
     text = text_of(measure_trials(scores, trial_costs(scores)), differences=gain_of_known_anomalies(scores, samples))
     assert text.count(f"compared with '{UNTRAINED}'") == 1, "of the mean over classes alone"
     assert sentence in text

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from mpfm_kedro.evaluation.columns import CELL, CELL_METHOD
+from mpfm_kedro.reports.pages import write_mean
 from mpfm_kedro.reports.study_figures import draw_comparison
 from mpfm_kedro.reports.tables import (
     MARKS,
@@ -19,7 +20,6 @@ from mpfm_kedro.reports.tables import (
     rows_of,
     spread,
     value_tables,
-    write_mean,
     write_tables,
 )
 

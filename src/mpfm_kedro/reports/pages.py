@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
@@ -40,6 +43,16 @@ def data_table(table: pd.DataFrame) -> Markup:
     return Markup("<div class='wide'>{}</div>").format(Markup(rows))
 
 
+def write_mean(row: Mapping[Any, Any], name: str) -> str:
+    """Mean with its interval, or else ± standard deviation over several seeds; empty where missing or undefined."""
+    mean, low = (row.get(f"{name}_{kind}", np.nan) for kind in ("mean", "low"))
+    if np.isnan(mean):
+        return ""
+    if not np.isnan(low):
+        return f"{mean:.3f} [{low:.3f}, {row[f'{name}_high']:.3f}]"
+    return f"{mean:.3f}" if row.get("n_seeds") == 1 else f"{mean:.3f} ± {row[f'{name}_std']:.3f}"
+
+
 def render(template: str, **values: object) -> str:
     """A page, or a text as it is, from a template."""
     return TEMPLATES.get_template(template).render(**values)
@@ -53,5 +66,11 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.globals |= {"signs": SIGNS, "scores": SCORES}
-TEMPLATES.filters |= {"figure": embed_figure, "jpeg": embed_jpeg, "data_table": data_table, "percent": percent}
+TEMPLATES.filters |= {
+    "figure": embed_figure,
+    "jpeg": embed_jpeg,
+    "data_table": data_table,
+    "mean": write_mean,
+    "percent": percent,
+}
 STYLE = render("style.css")

@@ -24,7 +24,7 @@ from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.model import Model
 from mpfm_kedro.inspection.thresholds import Threshold, choose_threshold, describe_guarantee
 from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
-from mpfm_kedro.reports.pages import SIGNS, embed_figure, render
+from mpfm_kedro.reports.pages import embed_figure, render
 
 MOST = {"defective": 150, "uncertain": 100, "good": 50, "error": 50}  # images of each decision in the page
 BINS = 60
@@ -108,9 +108,8 @@ def write_page(
         thresholds=threshold,
         images=images,
         folder=folder,
-        total=len(predictions),
+        total=Counter(predictions["decision"]),
         shown=Counter(shown["decision"]),
-        limited=_limited(predictions, shown),
     )
 
 
@@ -140,14 +139,6 @@ def choose(predictions: pd.DataFrame) -> pd.DataFrame:
     """The rows that the page shows: of each decision those with the highest scores, in the order of the table."""
     chosen = predictions.groupby("decision", sort=False).cumcount() < predictions["decision"].map(MOST)
     return predictions[chosen]
-
-
-def _limited(predictions: pd.DataFrame, shown: pd.DataFrame) -> str:
-    """Of which decisions the page does not show all images."""
-    total, here = Counter(predictions["decision"]), Counter(shown["decision"])
-    words = {name: "unreadable" if name == "error" else name for name in SIGNS}
-    counts = [f"{here[name]:,} of {total[name]:,} {words[name]}" for name in SIGNS if here[name] < total[name]]
-    return f" This page shows {', '.join(counts)}, those with the highest scores." if counts else ""
 
 
 def _describe_image(row: dict[Any, Any], logged: dict[str, Any], pictures: Pictures, folder: str) -> dict[str, Any]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 
 from mpfm_kedro.evaluation.columns import PIXEL_MEASURES, RECALLS, TRAINED, UNTRAINED, ours
 from mpfm_kedro.evaluation.measures import overall
 from mpfm_kedro.reports.figures import list_panels, tabulate_roc_curves
-from mpfm_kedro.reports.pages import render
-from mpfm_kedro.reports.tables import MEASURE_TITLES, RECALL_TITLES, write_mean
+from mpfm_kedro.reports.pages import render, write_mean
+from mpfm_kedro.reports.tables import MEASURE_TITLES, RECALL_TITLES
 
 FEW = 25  # tested images of a kind, below which the uncertainty of an AUC is said
-HEADINGS = {"missed": "anomalies{} with the lowest scores", "false alarm": "normals with the highest scores"}
 
 
 def write_summary(evaluation: dict[str, pd.DataFrame]) -> str:
@@ -45,8 +42,8 @@ def write_report(
         tested_classes=_by_tested_class(evaluation["tested_classes"]),
         without_repeats=repeats,
         table_without_repeats=_shown(repeats).drop(columns=one),
-        mistakes=_by_kind(description["mistakes"]),
-        operating_points=_operating_points(description["operating_points"]),
+        mistakes=description["mistakes"],
+        operating_points=description["operating_points"].to_dict("records"),
         panels=list_panels(scores, roc, description["history"], description["sampled_features"]),
         groups=description["groups"].to_dict("records"),
         runs=run_metrics.drop(columns=["dataset", "setting"]).round(4),
@@ -120,22 +117,3 @@ def _write_measures(table: pd.DataFrame, titles: dict[str, str]) -> dict[str, li
         title: [write_mean(row, name) or ("" if name in PIXEL_MEASURES else "undefined") for row in records]
         for title, name in present.items()
     }
-
-
-def _operating_points(points: pd.DataFrame) -> pd.DataFrame:
-    """Precision and recall at a threshold as shares in per cent."""
-    shares = ["guaranteed", "false_alarms", "precision", "recall"]
-    table = points.drop(columns="run").assign(**{name: points[name].map("{:.1%}".format) for name in shares})
-    table = table.replace(dict.fromkeys(shares, "nan%"), "undefined")
-    return table.rename(columns={"known_class": "known class", "n_anomalies": "M", "false_alarms": "false alarms"})
-
-
-def _by_kind(mistakes: pd.DataFrame) -> list[tuple[str, list[dict[Any, Any]]]]:
-    """The misses of each class and the false alarms of every cell, under their headings."""
-    kinds = []
-    for (known, number), cell in mistakes.groupby(["known_class", "n_anomalies"], sort=False):
-        title = f"known class {known}, M = {number}" if known else f"M = {number}"
-        for (kind, defect), part in cell.groupby(["kind", "defect_class"], sort=False):
-            heading = HEADINGS[str(kind)].format(f" of class {defect}" if defect else "")
-            kinds.append((f"{title}: {heading}", part.to_dict("records")))
-    return kinds

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from mpfm_kedro.evaluation.columns import CELL
-from mpfm_kedro.reports.pages import render
+from mpfm_kedro.reports.pages import render, write_mean
 
 Columns = dict[str, pd.DataFrame]  # the rows of a printed column by its heading
 
@@ -103,16 +103,6 @@ def spread(columns: Columns, write: Callable[[dict[Any, Any]], str], label: str 
     }
     methods = pd.Index(rows_of(columns)["method"].unique(), name=label)
     return pd.DataFrame(texts, index=methods, dtype=object).fillna("")
-
-
-def write_mean(row: Mapping[Any, Any], name: str) -> str:
-    """Mean with its interval, or else ± standard deviation over several seeds; empty where missing or undefined."""
-    mean, low = (row.get(f"{name}_{kind}", np.nan) for kind in ("mean", "low"))
-    if np.isnan(mean):
-        return ""
-    if not np.isnan(low):
-        return f"{mean:.3f} [{low:.3f}, {row[f'{name}_high']:.3f}]"
-    return f"{mean:.3f}" if row.get("n_seeds") == 1 else f"{mean:.3f} ± {row[f'{name}_std']:.3f}"
 
 
 def emphasise(text: str, place: str) -> Markup:

@@ -7,6 +7,7 @@ import pandas as pd
 from mpfm_kedro.evaluation.columns import CELL, CELL_METHOD
 from mpfm_kedro.evaluation.false_alarms import uneven_false_alarms
 from mpfm_kedro.evaluation.published import as_columns
+from mpfm_kedro.reports.pages import write_mean
 from mpfm_kedro.reports.study_figures import draw_ablation, draw_false_alarms, draw_sensitivity
 from mpfm_kedro.reports.tables import (
     RECALL_TITLES,
@@ -16,7 +17,6 @@ from mpfm_kedro.reports.tables import (
     spread,
     value_tables,
     with_interval,
-    write_mean,
     write_tables,
 )
 
