@@ -9,21 +9,12 @@ import pandas as pd
 from kedro.pipeline import Pipeline, node
 
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.reports.pages import render
 from mpfm_kedro.sources import SOURCES, synthetic
 from mpfm_kedro.sources.source import Source
 
 NUMBERS = ["normals", "normals_expected", "anomalies", "anomalies_expected"]
 COLUMNS = ["dataset", "title", "status", "folder", *NUMBERS, "licence", "obtain", "problem"]
-HEADINGS = {
-    "found": "Ready to use, with kedro run --params=dataset=<name>:",
-    "other counts": "Ready to use, but with other numbers of images than published:",
-    "unusable": "Found, but not usable as it is:",
-    "missing": "Not here:",
-}
-OWN = (
-    "Your own images: kedro run --pipelines=general_setting --params=dataset=folder,data_root=<folder>, where <folder> "
-    "holds good/ and one folder for each kind of defect (docs/own_images.md)."
-)
 
 
 def create_pipeline() -> Pipeline:
@@ -39,15 +30,8 @@ def list_datasets(data_root: str) -> tuple[pd.DataFrame, str]:
     error of a source becomes the text of its row.
     """
     rows = [describe(source, Path(data_root)) for source in SOURCES.values()]
-    lines = []
-    for status, heading in HEADINGS.items():
-        shown = [row for row in rows if row["status"] == status]
-        if status == "missing":  # the last sentence is on own images
-            shown = [row for row in shown if row["dataset"] != "folder"]
-        if shown:
-            lines += [heading, *(f"  {_describe_in_words(row)}" for row in shown), ""]
     table = pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(NUMBERS, "Int64"))
-    return table, "\n".join([*lines, OWN])
+    return table, render("datasets.txt", rows=rows)
 
 
 def describe(source: Source, root: Path) -> dict[str, Any]:
@@ -82,19 +66,3 @@ def _expected_numbers(source: Source, categories: list[str]) -> dict[str, int]:
     counts = [source.counts[category] for category in categories] if source.counts else []
     normals, anomalies = sum(n.train + n.test for n in counts), sum(n.n_anomalies for n in counts)
     return {"normals_expected": normals, "anomalies_expected": anomalies} if counts else {}
-
-
-def _describe_in_words(row: dict[str, Any]) -> str:
-    """One dataset: how many images, where it is or should be, where it comes from, its licence."""
-    if row["status"] == "missing":
-        about = ", ".join(filter(None, [_count(row, "_expected"), f"licence: {row['licence']}"]))
-        return f"{row['dataset']} ({about}). {row['problem']}"
-    about = ", ".join(filter(None, [row["title"], _count(row)]))
-    problem = f" {row['problem'][:1].upper()}{row['problem'][1:]}." if row["problem"] else ""
-    return f"{row['dataset']}: {about}, in {row['folder']}.{problem} From {row['obtain']}; licence: {row['licence']}."
-
-
-def _count(row: dict[str, Any], which: str = "") -> str:
-    if f"normals{which}" not in row:
-        return ""
-    return f"{row[f'normals{which}']:,} normal and {row[f'anomalies{which}']:,} anomalous images"

@@ -20,7 +20,7 @@ from mpfm_kedro.protocol.description import (
     typical_normals,
 )
 from mpfm_kedro.protocol.methods import describe_methods, from_json
-from mpfm_kedro.protocol.trials import Trials
+from mpfm_kedro.protocol.trials import Trial, Trials
 from mpfm_kedro.provenance import code_revision
 from mpfm_kedro.reports.figures import draw_side_by_side, list_panels, tabulate_curves, tabulate_roc_curves, to_strip
 from mpfm_kedro.reports.setting import write_report, write_summary
@@ -37,55 +37,38 @@ def describe_models(
     images: ImageLoader,
     inspection: InspectionParameters,
 ) -> dict[str, pd.DataFrame]:
-    """What the models of a setting tell: training curves, groups of normals, misses and false alarms as images."""
-    mistakes, operating_points = show_mistakes(models, scores, features, samples, images, inspection)
+    """What the models of a setting tell: training curves, groups of normals, misses and false alarms as images.
+
+    Mistakes are of the first seed of each cell, with precision and recall at a threshold.
+    """
+    from mpfm_kedro.inspection.mistakes import COLUMNS, POINTS, find_mistakes  # with torch, which is slow to import
+    from mpfm_kedro.inspection.production import ProductionFit
+
+    cells: dict[tuple, Trial] = {}
+    for trial in trials_of_mpfm(models):
+        cells.setdefault(tuple(trial.run[name] for name in ("category", "known_class", "n_anomalies")), trial)
+    mistakes, points = [pd.DataFrame(columns=COLUMNS)], []
+    for trial in list(cells.values())[:MOST_CELLS]:
+        own = scores[(scores["run"] == trial.run["run"]) & (scores["method"] == trial.method.name)]
+        fit = ProductionFit(trial.run, models.artefacts(trial), features, samples, images, [])
+        rate, confidence = inspection.false_alarm_rate, inspection.confidence
+        table, point = find_mistakes(fit, own, rate, confidence, torch_device(inspection.device))
+        mistakes.append(table)
+        points.append(point)
+    shown = pd.concat(mistakes[1:] or mistakes, ignore_index=True)
+    files = samples.set_index("sample_id")[["path", "crop", "content_hash", "pixel_range"]]
+    groups = [
+        {"size": size, "image": to_strip([images.thumbnail(*files.loc[sample]) for sample in members])}
+        for size, members in typical_normals(models, TYPICAL)
+    ]
     return {
         "modes": tabulate_modes(models),
         "history": tabulate_history(models),
         "sampled_features": sample_features(models, features),
-        "groups": show_groups(models, samples, images),
-        "mistakes": mistakes,
-        "operating_points": operating_points,
+        "groups": pd.DataFrame(groups, columns=["size", "image"]),
+        "mistakes": shown.assign(link=[(images.folder / path).as_uri() for path in files["path"].loc[shown["sample"]]]),
+        "operating_points": pd.DataFrame(points, columns=POINTS),
     }
-
-
-def show_mistakes(
-    models: Trials,
-    scores: pd.DataFrame,
-    features: Features,
-    samples: pd.DataFrame,
-    images: ImageLoader,
-    inspection: InspectionParameters,
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Of the first seed's MPFM in each cell: misses and false alarms as images, precision and recall at a threshold."""
-    from mpfm_kedro.inspection.mistakes import COLUMNS, POINTS, find_mistakes  # with torch, which is slow to import
-    from mpfm_kedro.inspection.production import ProductionFit
-
-    trials = trials_of_mpfm(models)
-    cells = {
-        (trial.run["category"], trial.run["known_class"], trial.run["n_anomalies"]): trial for trial in trials[::-1]
-    }
-    first = [trial for trial in trials if trial in cells.values()][:MOST_CELLS]
-    tables, points = [pd.DataFrame(columns=COLUMNS)], []
-    for trial in first:
-        own = scores[(scores["run"] == trial.run["run"]) & (scores["method"] == trial.method.name)]
-        fit = ProductionFit(trial.run, models.artefacts(trial), features, samples, images, [])
-        device = torch_device(inspection.device)
-        table, point = find_mistakes(fit, own, inspection.false_alarm_rate, inspection.confidence, device)
-        tables.append(table)
-        points.append(point)
-    table = pd.concat(tables[1:] or tables, ignore_index=True)
-    paths = samples.set_index("sample_id")["path"].loc[table["sample"]]
-    return table.assign(link=[(images.folder / path).as_uri() for path in paths]), pd.DataFrame(points, columns=POINTS)
-
-
-def show_groups(models: Trials, samples: pd.DataFrame, images: ImageLoader) -> pd.DataFrame:
-    """The groups that K-means++ found among the first run's normals: size, and a strip of their most typical images."""
-    where = samples.set_index("sample_id")[["path", "crop", "content_hash", "pixel_range"]]
-    rows = []
-    for size, members in typical_normals(models, TYPICAL):
-        rows.append({"size": size, "image": to_strip([images.thumbnail(*where.loc[sample]) for sample in members])})
-    return pd.DataFrame(rows, columns=["size", "image"])
 
 
 def draw_figures(
