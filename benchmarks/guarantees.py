@@ -14,7 +14,7 @@ import torch
 
 from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.images.views import ORIGINAL
-from mpfm_kedro.inspection.production import ProductionFit, calibrate
+from mpfm_kedro.inspection.production import ProductionFit, score_held_out
 from mpfm_kedro.inspection.thresholds import DEFECTIVE, GOOD, UNCERTAIN, choose_threshold, decide
 from mpfm_kedro.protocol.data import select
 from mpfm_kedro.protocol.runs import make_general_runs
@@ -36,7 +36,7 @@ def main() -> None:
     for trial in trials:
         run, fits = trial.run, trials.artefacts(trial)
         fitted = ProductionFit(run, fits, features, samples, images, [])
-        calibration, _ = calibrate(fitted, DEVICE)
+        calibration, _ = score_held_out(fitted, DEVICE)
         detector = load(fits, DEVICE)
         found = {
             kind: detector.score_samples(select(features, np.array(run[f"test_{kind}"]), [ORIGINAL])).score

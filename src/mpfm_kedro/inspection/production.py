@@ -15,7 +15,7 @@ from torch import Tensor
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.detectors.base import Artefact
 from mpfm_kedro.detectors.mpfm.detector import MPFMDetector, keep_final, load, load_fold_models
-from mpfm_kedro.detectors.mpfm.model import Inspection
+from mpfm_kedro.detectors.mpfm.model import MPFMOutput
 from mpfm_kedro.evaluation.columns import PART_COLUMNS
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.position_maps import smooth_maps
@@ -61,7 +61,7 @@ def make_model(
     device: torch.device,
 ) -> Model:
     """The production model with its card; its guarantee rests on detectors of cross-fitting."""
-    calibration, (low, high) = calibrate(fit, device)
+    calibration, (low, high) = score_held_out(fit, device)
     detector = load(fit.pieces, device)
     card = describe_model(fit, evaluation, learned) | {"heat_map": {"low": low, "high": high}}
     card |= describe_threshold(calibration, false_alarm_rate, confidence)
@@ -69,7 +69,7 @@ def make_model(
     return Model(card, keep_final(fit.pieces), weights, calibration, make_gallery(fit, detector))
 
 
-def calibrate(fit: ProductionFit, device: torch.device) -> tuple[HeldOutScores, tuple[float, float]]:
+def score_held_out(fit: ProductionFit, device: torch.device) -> tuple[HeldOutScores, tuple[float, float]]:
     """Scores of held-out normals and anomalies, and the limits of heat maps: percentiles of the held-out normals'."""
     data = training_data(fit.run, fit.features)
     fold_models = load_fold_models(fit.pieces, data, fit.run["seed"], device)
@@ -90,7 +90,7 @@ def calibrate(fit: ProductionFit, device: torch.device) -> tuple[HeldOutScores, 
     return HeldOutScores(pd.concat([described, held_out[SCORE_COLUMNS]], axis=1)), find_limits(np.concatenate(maps))
 
 
-def _scored(sample_ids: np.ndarray, result: Inspection) -> pd.DataFrame:
+def _scored(sample_ids: np.ndarray, result: MPFMOutput) -> pd.DataFrame:
     """Score and parts of some samples."""
     values = np.column_stack([result.score.double(), result.parts.double()])
     return pd.DataFrame(values, columns=SCORE_COLUMNS).assign(sample_id=sample_ids)

@@ -145,7 +145,7 @@ def test_patches_are_found_where_the_normals_have_them():
 def test_the_coreset_does_not_depend_on_the_size_of_batches(monkeypatch):
     data = training(textures(40, seed=0))
     before = fitted(PatchNeighbours, data).coreset
-    monkeypatch.setattr("mpfm_kedro.detectors.baselines.patch_knn.IMAGES_PER_BATCH", 7)
+    monkeypatch.setattr("mpfm_kedro.backbones.rows.BYTES_PER_BATCH", 7 * 144 * 2000 * 4)
     torch.testing.assert_close(fitted(PatchNeighbours, data).coreset, before)
 
 

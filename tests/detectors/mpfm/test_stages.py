@@ -5,8 +5,8 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from mpfm_kedro.detectors.mpfm.calibration import calibrate
-from mpfm_kedro.detectors.mpfm.closed_form import Initialised
+from mpfm_kedro.detectors.mpfm.calibration import Evidence, SoftCalibration
+from mpfm_kedro.detectors.mpfm.closed_form import HeldOut
 from mpfm_kedro.detectors.mpfm.detector import load, load_fold_models
 from mpfm_kedro.detectors.mpfm.model import MPFM
 from mpfm_kedro.detectors.mpfm.rounds import Rounds
@@ -97,7 +97,7 @@ def test_an_anomaly_that_a_round_leaves_out_does_not_change_it():
 def raw_scores(branch, rows):
     z = branch.closed_form.standardiser.z_of(rows)
     x, p, mode = branch.closed_form.enter(z)
-    squares = branch.closed_form.mean_squares(rows, mode, branch.top_share)
+    squares = branch.closed_form.mean_squares(rows, mode)
     return branch.raw_scores(z, x, p, squares, rows.map_batch())[0]
 
 
@@ -111,14 +111,15 @@ def test_evidence_of_normals_is_what_the_fold_models_say_and_calibrates_those_th
     fold_models = load_fold_models(pieces, data, 0, CPU)
     final = load(pieces, CPU)
     branches = [model.first for model in (*(fold.detector for fold in fold_models), final)]
-    initialised = Initialised.restore(pieces["prototypes"], CPU)
-    evidence = normal_evidence(data.normals, initialised, branches)
+    held_out = HeldOut.restore(pieces["prototypes"])
+    evidence = normal_evidence(data.normals, held_out, branches)
     for fold in fold_models:
         expected = raw_scores(fold.detector.first, data.normals.take(fold.normals))
         torch.testing.assert_close(evidence.scores[fold.normals], expected, rtol=1e-3, atol=1e-3)
     if "fusion" not in forms:
         for branch, fold in zip(branches, [*range(len(fold_models)), -1], strict=True):
-            expected, _ = calibrate(evidence.take(torch.from_numpy(initialised.fold != fold)), initialised.n_modes)
+            learned = Evidence(*(value[torch.from_numpy(held_out.fold != fold)] for value in evidence))
+            expected, _ = SoftCalibration.fit(learned, len(branch.closed_form.groups.mode_center))
             for name, value in branch.calibration.state_dict().items():
                 if name != "weight":
                     torch.testing.assert_close(value, getattr(expected, name), msg=name)
@@ -127,11 +128,10 @@ def test_evidence_of_normals_is_what_the_fold_models_say_and_calibrates_those_th
 @pytest.mark.parametrize("n_known", [0, 1, 2, 4])
 def test_each_anomaly_is_evidence_once_by_a_round_that_has_not_seen_it(make_problem, n_known):
     problem = make_problem(n_known=n_known)
-    closed_forms = enumerate(problem.initialised.closed_forms)
-    models = [MPFM(closed_form, problem.modules.of_round(r), None, 0.2) for r, closed_form in closed_forms]
+    models = [MPFM(closed_form, problem.of_round(r)) for r, closed_form in enumerate(problem.closed_forms)]
     found = anomaly_evidence(problem.data.anomalies, models, problem.rounds)
     left_out = n_known if n_known > 1 else 0
-    assert float(found.count.sum()) == pytest.approx(left_out) and len(found.scores) == 2 * left_out
+    assert float(found.weight.sum()) == pytest.approx(left_out) and len(found.scores) == 2 * left_out
     for row, (r, image) in enumerate(zip(*np.nonzero(~problem.rounds.anomalies), strict=True)):
         expected = raw_scores(models[r], problem.data.anomalies.take(np.array([image])))[0]
         torch.testing.assert_close(found.scores[row], expected, rtol=1e-3, atol=1e-3)

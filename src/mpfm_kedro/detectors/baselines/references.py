@@ -18,9 +18,9 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
 
-from mpfm_kedro.detectors.base import Context, Detector, TrainingData
+from mpfm_kedro.detectors.base import Baseline, Context, TrainingData
 from mpfm_kedro.detectors.inputs import StandardisedInput
-from mpfm_kedro.detectors.mpfm.modes import choose_partition
+from mpfm_kedro.detectors.mpfm.groups import choose_modes
 from mpfm_kedro.detectors.mpfm.rounds import assign_folds
 from mpfm_kedro.detectors.mpfm.whitening import SHRINKAGES, Spectrum
 
@@ -31,7 +31,7 @@ NEIGHBOURS = 5
 PENALTY = 1e-3  # C of the logistic regression
 
 
-class PooledDetector(Detector):
+class PooledDetector(Baseline):
     """A standardiser and scores of z; what is learned is in buffers."""
 
     supervised: ClassVar[bool] = False
@@ -106,7 +106,7 @@ class MixtureOfModes(PooledDetector):
     def learn(self, normals: np.ndarray, known: np.ndarray, seed: int) -> None:
         """Partition, shrinkage and covariances, in double precision."""
         fold = assign_folds(np.arange(len(normals)), FOLDS, seed)
-        label, _ = choose_partition(normals, fold, MAX_MODES, MIN_MODE_SIZE, seed)
+        label, _ = choose_modes(normals, fold, MAX_MODES, MIN_MODE_SIZE, seed)
         members = [(normals[mode].astype(np.float64), fold[mode] == 0) for mode in _groups(label)]
         factors = []
         for z, held_out in members:
