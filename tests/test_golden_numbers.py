@@ -20,9 +20,8 @@ import pytest
 import torch
 from PIL import Image
 
-from mpfm_kedro.backbones.building import build_backbone
 from mpfm_kedro.backbones.extraction import to_pixels
-from mpfm_kedro.backbones.networks import random_network
+from mpfm_kedro.backbones.networks import build_backbone, random_network
 from mpfm_kedro.detectors.base import Context
 from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.detectors.mpfm.specification import SCORING_VERSION, STAGES

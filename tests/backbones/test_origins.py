@@ -69,9 +69,9 @@ class TestOrigins:
         monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
         (tmp_path / "checkpoints").mkdir()
         (tmp_path / "checkpoints" / pth.name).symlink_to(pth)
-        obtained = origins.from_torchvision(MOBILENET, tmp_path)
-        assert obtained.source.endswith(pth.name)
-        assert digest(obtained.tensors) == KNOWN[MOBILENET].digest
+        tensors, source = origins.from_torchvision(MOBILENET, tmp_path)
+        assert source.endswith(pth.name)
+        assert digest(tensors) == KNOWN[MOBILENET].digest
 
     def test_download_is_checked_and_what_fails_names_the_address(self, server: str, tmp_path: Path) -> None:
         content = os.urandom(3_000_000)

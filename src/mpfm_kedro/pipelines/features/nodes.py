@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mpfm_kedro.datasets.weights import BackboneWeights
+from mpfm_kedro.backbones.features import BackboneWeights
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.views import CUTMIX, ORIGINAL
 from mpfm_kedro.parameters import ComputeParameters, FeatureParameters
-from mpfm_kedro.pipelines.features.extraction import Extraction
 from mpfm_kedro.sources.samples import parse_crop
+
+if TYPE_CHECKING:
+    from mpfm_kedro.backbones.extraction import Extraction
 
 AUTO = "auto"
 SMALL, LARGE = 224, 448
@@ -27,6 +29,8 @@ def plan_features(
     compute: ComputeParameters,
 ) -> Extraction:
     """The frozen backbone over every sample and view, once."""
+    from mpfm_kedro.backbones.extraction import Extraction  # with torch, which is slow to import
+
     return Extraction(plan_views(samples, features.image_size, features), images, weights, features, compute)
 
 
