@@ -10,9 +10,10 @@ import torch
 from torchvision.models import get_model
 
 from mpfm_kedro.backbones import origins
-from mpfm_kedro.backbones.networks import TimmBackbone, build_backbone, check_name, random_network
+from mpfm_kedro.backbones.networks import TimmBackbone, build_backbone, check_name
 from mpfm_kedro.backbones.weights import file_owner, obtain_weights
 from mpfm_kedro.errors import InputError
+from random_networks import random_network
 
 AUTO = ["auto"]
 

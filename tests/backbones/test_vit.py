@@ -17,6 +17,7 @@ from mpfm_kedro.backbones.dinov2 import TransformerBackbone
 from mpfm_kedro.backbones.networks import build_backbone
 from mpfm_kedro.backbones.origins import KNOWN
 from mpfm_kedro.errors import InputError
+from random_networks import random_network
 
 AUTO = ["auto"]
 WIDTH, GRID = 384, 37
@@ -37,7 +38,7 @@ def weights(graph: Path) -> dict[str, Tensor]:
 def random_weights() -> dict[str, Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return {name: torch.randn_like(value) / 20 for name, value in dinov2.random_network().state_dict().items()}
+        return {name: torch.randn_like(value) / 20 for name, value in random_network(dinov2.NAME).state_dict().items()}
 
 
 def photograph(size: int) -> Tensor:

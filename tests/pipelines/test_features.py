@@ -25,13 +25,13 @@ from mpfm_kedro.backbones import extraction
 from mpfm_kedro.backbones.backbone import Backbone
 from mpfm_kedro.backbones.extraction import Extraction
 from mpfm_kedro.backbones.features import BackboneWeights, Features
-from mpfm_kedro.backbones.networks import random_network
 from mpfm_kedro.backbones.store import FeatureStore, Rows, StoreFolder, StoreWriter, extraction_version, row_keys
 from mpfm_kedro.backbones.weights import digest
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.parameters import ComputeParameters, FeatureParameters
 from mpfm_kedro.pipelines.features.nodes import plan_views
+from random_networks import random_network
 
 HERE = ComputeParameters(processes=0, dask_scheduler=None, device="cpu")  # on this machine
 

@@ -37,17 +37,6 @@ def create_network() -> nn.Module:
         return import_extra("timm", NAME).create_model(MODEL).eval()
 
 
-def random_network() -> nn.Module:
-    """The network with random linear maps; its norms and scales are ones, its tokens and positions zeros."""
-    network = create_network().to_empty(device="cpu")
-    for name, tensor in network.state_dict().items():
-        tensor.fill_(float(name.endswith(".gamma")))
-    for module in network.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d | nn.LayerNorm):
-            module.reset_parameters()
-    return network
-
-
 class TransformerBackbone(Backbone):
     """DINOv2 ViT-S/14 with maps of patch tokens, frozen and in eval mode.
 

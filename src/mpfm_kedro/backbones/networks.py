@@ -33,12 +33,11 @@ def check_name(name: str) -> None:
         raise InputError(f"Unknown backbone '{name}': {hint}, or {TIMM}<name of a model of timm>")
 
 
-def random_network(name: str) -> nn.Module:
-    """The bare network with random weights: it says which tensors it needs."""
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about initial values, which are not used
-        if name == dinov2.NAME:
-            return dinov2.random_network()
+def bare_network(name: str) -> nn.Module:
+    """The network with random weights, or without any: it says which tensors it needs."""
+    if name == dinov2.NAME:
+        return dinov2.create_network()
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):  # about initial values
         return timm_network(name) if name.startswith(TIMM) else torchvision.models.get_model(name, weights=None)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mpfm_kedro.atomic import replacing
 from mpfm_kedro.backbones import dinov2
-from mpfm_kedro.backbones.networks import check_name, random_network
+from mpfm_kedro.backbones.networks import bare_network, check_name
 from mpfm_kedro.backbones.origins import KNOWN, Origin, origins_of, read_tensors
 from mpfm_kedro.errors import InputError
 
@@ -145,7 +145,7 @@ def _read_cached(name: str, path: Path) -> dict[str, Tensor] | None:
 def check_fit(name: str, tensors: Mapping[str, Tensor], source: str) -> None:
     """Refuse tensors whose names or shapes are not those of the network."""
     try:
-        random_network(name).load_state_dict(tensors)
+        bare_network(name).load_state_dict(tensors, assign=True)
     except (RuntimeError, ValueError) as error:  # the latter of MNASNet, which asks for the version of the file
         first, *problems = str(error).splitlines()
         reason = shorten(" ".join(problems) or first, PROBLEMS)
