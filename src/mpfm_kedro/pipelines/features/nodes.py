@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -13,9 +13,6 @@ from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.views import CUTMIX, ORIGINAL
 from mpfm_kedro.parameters import ComputeParameters, FeatureParameters
 from mpfm_kedro.sources.samples import parse_crop
-
-if TYPE_CHECKING:
-    from mpfm_kedro.backbones.extraction import Extraction
 
 AUTO = "auto"
 SMALL, LARGE = 224, 448
@@ -27,8 +24,8 @@ def plan_features(
     weights: list[BackboneWeights],
     features: FeatureParameters,
     compute: ComputeParameters,
-) -> Extraction:
-    """The frozen backbone over every sample and view, once."""
+) -> Any:
+    """The frozen backbone over every sample and view, once: an ``Extraction``."""
     from mpfm_kedro.backbones.extraction import Extraction  # with torch, which is slow to import
 
     return Extraction(plan_views(samples, features.image_size, features), images, weights, features, compute)
@@ -40,7 +37,7 @@ def plan_mpfm_features(
     weights: list[BackboneWeights],
     features: FeatureParameters,
     compute: ComputeParameters,
-) -> Extraction:
+) -> Any:
     """The same without the CutMix pseudo-anomalies, which are for baselines."""
     without = features.model_copy(update={"cutmix_views": 0})
     return plan_features(samples, images, weights, without, compute)
