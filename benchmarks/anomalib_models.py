@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from mpfm_kedro.backbones.extraction import MEAN, STD, ViewImages
+from mpfm_kedro.backbones.backbone import MEAN, STD
+from mpfm_kedro.backbones.extraction import ViewImages
 
 BATCH = 32
 

@@ -19,7 +19,8 @@ from feature_networks import Engine, Networks, full_batches
 from general_elpv import SEED, SIZE, WEIGHTS, Cell, fit, open_cell, read_parameters, take, training_data
 from machine import as_table, describe, published, write_page
 from mpfm_kedro.atomic import first_line
-from mpfm_kedro.backbones.extraction import Backbone, extract
+from mpfm_kedro.backbones.backbone import Backbone
+from mpfm_kedro.backbones.extraction import extract
 from mpfm_kedro.backbones.weights import obtain_weights
 from mpfm_kedro.detectors.base import Context
 from mpfm_kedro.detectors.baselines.references import Mahalanobis

@@ -19,7 +19,7 @@ from torchvision.models import resnet18
 from torchvision.models.feature_extraction import create_feature_extractor
 
 from machine import cpu_flags
-from mpfm_kedro.backbones.extraction import Backbone
+from mpfm_kedro.backbones.backbone import Backbone
 
 Engine = Callable[[Tensor], dict[str, Tensor]]
 PIXELS = "pixels"

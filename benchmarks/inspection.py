@@ -25,7 +25,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
-from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract
+from mpfm_kedro.backbones.backbone import Backbone
+from mpfm_kedro.backbones.extraction import ViewImages, extract
 from mpfm_kedro.detectors.mpfm.detector import keep_final
 from mpfm_kedro.evaluation.columns import PART_COLUMNS
 from mpfm_kedro.images.loading import ImageLoader

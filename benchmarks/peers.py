@@ -19,7 +19,8 @@ import torch
 
 from general_elpv import KNOWN, SEED, SIZE, WEIGHTS, Cell, fit, open_cell, read_parameters, take, training_data
 from machine import as_table, describe, installed_version, published, write_page
-from mpfm_kedro.backbones.extraction import Backbone, extract
+from mpfm_kedro.backbones.backbone import Backbone
+from mpfm_kedro.backbones.extraction import extract
 from mpfm_kedro.backbones.weights import obtain_weights
 from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.parameters import Parameters
@@ -58,7 +59,7 @@ class Mpfm:
 
     def _features(self, cell: Cell, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         found = list(extract(self.backbone, cell.dataset(positions), self.parameters.features, torch.device("cpu")))
-        return tuple(torch.cat([getattr(batch, name) for batch in found]).numpy() for name in ("pooled", "maps"))
+        return tuple(np.concatenate([getattr(batch, name) for batch in found]) for name in ("pooled", "maps"))
 
 
 class Peer:

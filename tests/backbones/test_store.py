@@ -336,7 +336,7 @@ def test_room_is_checked_before_any_work(stores, monkeypatch):
     with pytest.raises(InputError, match="GB are free") as raised:
         stores.check_room(SPEC, 10**18)
     assert str(stores.root) in str(raised.value)
-    usage = shutil.disk_usage(stores.root)
+    usage = shutil.disk_usage(stores.root.parent)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=19))
     with pytest.raises(InputError):
         stores.check_room(SPEC, 1)

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mpfm_kedro.backbones import dinov2
-from mpfm_kedro.backbones.building import accepted_size, build_backbone
+from mpfm_kedro.backbones.backbone import Backbone
 from mpfm_kedro.backbones.dinov2 import TransformerBackbone
+from mpfm_kedro.backbones.networks import build_backbone
+from mpfm_kedro.backbones.origins import KNOWN
 from mpfm_kedro.errors import InputError
+from random_networks import random_network
 
 AUTO = ["auto"]
 WIDTH, GRID = 384, 37
@@ -23,7 +26,7 @@ WIDTH, GRID = 384, 37
 @pytest.fixture(scope="session")
 def graph(fetched: Path) -> Path:
     """The ONNX file of the package."""
-    return fetched / dinov2.NAME / "vit_s_focus.onnx"
+    return fetched / dinov2.NAME / KNOWN[dinov2.NAME].member
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +38,7 @@ def weights(graph: Path) -> dict[str, Tensor]:
 def random_weights() -> dict[str, Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return {name: torch.randn_like(value) / 20 for name, value in dinov2.random_network().state_dict().items()}
+        return {name: torch.randn_like(value) / 20 for name, value in random_network(dinov2.NAME).state_dict().items()}
 
 
 def photograph(size: int) -> Tensor:
@@ -109,7 +112,7 @@ def test_maps_of_any_size(random_weights, size, side):
         pooled, maps = backbone.features(photograph(size), ["mean", "max", "std"])
     assert pooled.shape == (1, 2 * 3 * WIDTH)
     assert maps.shape == (1, WIDTH, side, side)
-    assert backbone.largest_map_bytes(size) >= 4 * 4 * WIDTH * side**2
+    assert backbone.bytes_per_pixel * size**2 == 4 * 4 * WIDTH * side**2
 
 
 def test_positions_of_the_own_grid_are_not_interpolated(random_weights):
@@ -157,9 +160,7 @@ def test_unknown_layer_says_which_there_are(random_weights):
 @given(size=st.integers(32, 4096))
 @settings(max_examples=50, deadline=None)
 def test_accepted_size_is_the_nearest_multiple_of_a_patch(size):
-    backbone = TransformerBackbone.__new__(TransformerBackbone)
-    torch.nn.Module.__init__(backbone)
-    accepted = accepted_size(backbone, size)
+    accepted = TransformerBackbone.accepted_size(TransformerBackbone, size)  # a class has the patch, too
     assert accepted % 14 == 0 and accepted > 0
     assert abs(accepted - size) <= 7
-    assert accepted_size(torch.nn.Identity(), size) == size  # type: ignore[arg-type]
+    assert Backbone.accepted_size(Backbone, size) == size

@@ -23,7 +23,7 @@ MOBILENET = "mobilenet_v2"
 
 
 def giving(tensors: dict[str, Tensor]) -> list[Origin]:
-    return [Origin("a test origin", lambda name, scratch: Obtained(tensors, "given.pth"))]
+    return [Origin("a test origin", lambda name, scratch: (tensors, "given.pth"))]
 
 
 def refuse(name: str, scratch: Path) -> Obtained:

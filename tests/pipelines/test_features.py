@@ -22,18 +22,16 @@ from PIL import Image
 from torchvision.models import get_model
 
 from mpfm_kedro.backbones import extraction
-from mpfm_kedro.backbones.extraction import Backbone, ExtractedBatch
-from mpfm_kedro.backbones.features import Features
-from mpfm_kedro.backbones.networks import random_network
-from mpfm_kedro.backbones.store import FeatureStore, StoreFolder, StoreWriter, extraction_version, row_keys
+from mpfm_kedro.backbones.backbone import Backbone
+from mpfm_kedro.backbones.extraction import Extraction
+from mpfm_kedro.backbones.features import BackboneWeights, Features
+from mpfm_kedro.backbones.store import FeatureStore, Rows, StoreFolder, StoreWriter, extraction_version, row_keys
 from mpfm_kedro.backbones.weights import digest
-from mpfm_kedro.datasets.weights import BackboneWeights
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.parameters import ComputeParameters, FeatureParameters
-from mpfm_kedro.pipelines.features import extraction as stage
-from mpfm_kedro.pipelines.features.extraction import Extraction
 from mpfm_kedro.pipelines.features.nodes import plan_views
+from random_networks import random_network
 
 HERE = ComputeParameters(processes=0, dask_scheduler=None, device="cpu")  # on this machine
 
@@ -191,7 +189,7 @@ def by_view(features: Features) -> tuple[np.ndarray, np.ndarray]:
 
 def test_shards_on_dask_have_the_same_rows_bit_by_bit(images, weights, tmp_path, monkeypatch):
     distributed = pytest.importorskip("distributed", reason="the extra 'dask' is not installed")
-    monkeypatch.setattr(stage, "BATCHES", 2)
+    monkeypatch.setattr(extraction, "BATCHES", 2)
     here = run(images, weights, tmp_path / "here", batch_size=3)
     views = plan(images).assign(image_size=SIZE)
     with distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=None, protocol="tcp://") as cluster:
@@ -240,11 +238,11 @@ def test_rows_are_those_of_the_backbone(images, weights, tmp_path):
     np.testing.assert_allclose(features.store.maps[row], expected[1][0], rtol=2e-3, atol=1e-3)
 
 
-def test_rows_are_placed_by_the_positions_of_their_batch(images, weights, tmp_path, monkeypatch):
+def test_rows_are_placed_by_the_keys_of_their_batch(images, weights, tmp_path, monkeypatch):
     expected = by_view(run(images, weights, tmp_path / "in order"))
     extract = extraction.extract
 
-    def reverse(*arguments: Any) -> Iterator[ExtractedBatch]:
+    def reverse(*arguments: Any) -> Iterator[Rows]:
         return reversed(list(extract(*arguments)))
 
     monkeypatch.setattr(extraction, "extract", reverse)

@@ -1,11 +1,12 @@
-"""The features of one dataset: which row of a store belongs to which sample and view."""
+"""The features of one dataset, and the weights of the backbones that made them."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,15 @@ import pandas as pd
 from mpfm_kedro.backbones.store import KEY, FeatureSpec, StoreFolder, row_keys
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.provenance import key_digest
+
+
+@dataclass(frozen=True, eq=False)
+class BackboneWeights:
+    """The weights of a backbone (tensors by name), with the digest that names them."""
+
+    name: str
+    digest: str
+    tensors: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

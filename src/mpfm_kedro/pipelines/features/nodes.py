@@ -7,12 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from mpfm_kedro.datasets.weights import BackboneWeights
+from mpfm_kedro.backbones.features import BackboneWeights
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.views import CUTMIX, ORIGINAL
 from mpfm_kedro.parameters import ComputeParameters, FeatureParameters
-from mpfm_kedro.pipelines.features.extraction import Extraction
 from mpfm_kedro.sources.samples import parse_crop
 
 AUTO = "auto"
@@ -25,8 +24,10 @@ def plan_features(
     weights: list[BackboneWeights],
     features: FeatureParameters,
     compute: ComputeParameters,
-) -> Extraction:
-    """The frozen backbone over every sample and view, once."""
+) -> Any:
+    """The frozen backbone over every sample and view, once: an ``Extraction``."""
+    from mpfm_kedro.backbones.extraction import Extraction  # with torch, which is slow to import
+
     return Extraction(plan_views(samples, features.image_size, features), images, weights, features, compute)
 
 
@@ -36,7 +37,7 @@ def plan_mpfm_features(
     weights: list[BackboneWeights],
     features: FeatureParameters,
     compute: ComputeParameters,
-) -> Extraction:
+) -> Any:
     """The same without the CutMix pseudo-anomalies, which are for baselines."""
     without = features.model_copy(update={"cutmix_views": 0})
     return plan_features(samples, images, weights, without, compute)

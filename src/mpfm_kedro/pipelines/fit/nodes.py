@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mpfm_kedro.backbones.features import Features
+from mpfm_kedro.backbones.features import BackboneWeights, Features
 from mpfm_kedro.compute import torch_device
-from mpfm_kedro.datasets.weights import BackboneWeights
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.inspection.collection import Collection
