@@ -289,11 +289,10 @@ def test_a_damaged_file_of_another_stage_is_named_in_one_line(kind: str, damage:
     for path in folder.glob(deleted) if deleted else ():
         path.unlink()
     file = min(folder.glob(pattern))
-    left = harm(file, damage)
+    harm(file, damage)
     line = refused(project.start(reader))
     assert str(file.parent) in line, line
     if advice := re.search(r"delete (\S+) and start again", line):
         Path(advice[1]).unlink()
     project.run(*dict.fromkeys((maker, reader)))
-    assert file.read_bytes() != left
     assert project.results() == whole.results()

@@ -56,19 +56,6 @@ def test_table(build, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_hidden_files_change_nothing(build, draw, name):
-    folder = build(name)
-    before = get_source(name).list_samples(folder)
-    for inner in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
-        (inner / ".DS_Store").write_bytes(b"\0")
-        (inner / "._000.png").write_bytes(b"\0")
-        draw(inner / "__MACOSX" / "000.png")
-        draw(inner / ".thumbnails" / "000.png")
-    assert get_source(name).locate(folder.parent) == folder
-    assert get_source(name).list_samples(folder).equals(before)
-
-
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("wrapping", ["{name}", "archive", "archive/{name}"])
 def test_wrapped_folder_is_found(build, name, wrapping):
     folder = build(name)
@@ -105,16 +92,6 @@ def test_folder_with_something_else_names_what_is_expected(tmp_path, name):
     (tmp_path / name / "two").mkdir()
     with pytest.raises(InputError, match="should hold"):
         get_source(name).locate(tmp_path)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_files_that_are_no_images_are_reported_or_unread(build, name, caplog):
-    folder = build(name)
-    before = get_source(name).list_samples(folder)
-    for inner in {path.parent for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES}:
-        (inner / "Thumbs.db").write_bytes(b"\0")
-    assert get_source(name).list_samples(folder).equals(before)
-    assert ("Thumbs.db" in caplog.text) == (name not in ("elpv", "optical"))
 
 
 def folders_that_must_be_there() -> list[tuple[str, str]]:

@@ -14,7 +14,6 @@ from PIL import Image
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.sources import aitex, sdd
 from mpfm_kedro.sources.masks import holds_defect, image_size, read_mask
-from mpfm_kedro.sources.samples import format_crop, parse_crop
 
 sides = st.integers(1, 5000)
 tilings = st.sampled_from([aitex.patches, sdd.strips])
@@ -45,15 +44,6 @@ def test_strips_are_the_published_thirds(height):
         (height // 3, 2 * height // 3),
         (2 * height // 3, height),
     ]
-
-
-@given(box=st.tuples(sides, sides, sides, sides))
-def test_crops_are_read_as_they_are_written(box):
-    assert parse_crop(format_crop(box)) == box
-
-
-def test_no_crop_is_the_whole_image():
-    assert parse_crop("") is None
 
 
 @settings(deadline=None, max_examples=40)
