@@ -85,7 +85,7 @@ def strings(entry: Any) -> list[str]:
     return [entry] if isinstance(entry, str) else []
 
 
-@pytest.mark.parametrize("env", ["base", "paper", "test", "dvc", "dvc_test", "reference", "strong"])
+@pytest.mark.parametrize("env", ["base", "paper", "test", "dvc", "dvc_test", "strong"])
 def test_every_path_is_absolute_in_every_folder(env, tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()  # a folder of the name of an output folder decides nothing
     monkeypatch.chdir(tmp_path)
