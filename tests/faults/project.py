@@ -53,7 +53,11 @@ STAGES = {  # in the order of a whole run
     "calibration": Stage("calibrate_scores", *fits("calibration", f"{MODELS}/hard/models.parquet")),
     "scoring": Stage("score_images", *fits("scores", f"{RESULTS}/hard/scores.parquet")),
     "evaluation": Stage("evaluate", f"{REPORTS}/hard", (f"{REPORTS}/hard/*.csv", f"{REPORTS}/hard/*.json")),
-    "reporting": Stage("describe_models,draw_figures,write_report", f"{REPORTS}/hard", (f"{REPORTS}/hard/*.[ph]*", f"{REPORTS}/hard/*_*.csv")),
+    "reporting": Stage(
+        "describe_models,draw_figures,write_report",
+        f"{REPORTS}/hard",
+        (f"{REPORTS}/hard/*.[ph]*", f"{REPORTS}/hard/*_*.csv"),
+    ),
 }
 # what a run decides; times and dates are elsewhere
 DECIDED = ("02_*/*/samples.parquet", "05_*/*/hard/*", "06_*/*/hard/*", "07_*/*/hard/scores.parquet")
