@@ -56,14 +56,6 @@ def test_a_version_that_is_not_there_is_named_with_the_known_ones(tmp_path: Path
     assert typed in shown and problem in shown and VERSION in shown
 
 
-def test_fetched_images_are_drawn_once(tmp_path: Path):
-    assert call("fetch", "data", "synthetic", "--data-root", str(tmp_path)).strip() == str(tmp_path / "synthetic")
-    image = tmp_path / "synthetic/good/000.png"
-    image.unlink()
-    call("fetch", "data", "synthetic", "--data-root", str(tmp_path))
-    assert not image.exists()  # what is there is left as it is
-
-
 def test_fetched_images_of_a_package_are_copied(tmp_path: Path):
     call("fetch", "data", "elpv", "--data-root", str(tmp_path))
     assert (tmp_path / "elpv/labels.csv").is_file()

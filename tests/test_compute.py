@@ -142,13 +142,6 @@ def test_threads_never_oversubscribe_and_do_not_depend_on_what_is_done(cores, to
     assert threads == 1 or 2 * total * threads <= cores
 
 
-@pytest.mark.parametrize(("cores", "total", "threads"), [(2, 1, 1), (2, 5, 1), (64, 5, 6), (64, 1, 8), (64, 40, 1)])
-def test_automatic_threads(cores, total, threads, monkeypatch):
-    monkeypatch.setattr(compute, "cpu_count", lambda: cores)
-    assert threads_per_task(parameters(0), total) == threads
-    assert threads_per_task(parameters(0, threads=3), total) == 3
-
-
 @pytest.fixture
 def eight_gigabytes(monkeypatch):
     monkeypatch.setattr(compute, "cpu_count", lambda: 16)
@@ -347,12 +340,6 @@ def test_scheduler_that_does_not_answer_is_named(address, monkeypatch):
     with pytest.raises(InputError, match="dask_scheduler") as raised:
         map_tasks(square, NUMBERS, "Squares", parameters(dask_scheduler=address))
     assert address in str(raised.value)
-
-
-def test_missing_package_for_dask_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(InputError, match=r"mpfm_kedro\[dask\]"):
-        map_tasks(square, NUMBERS, "Squares", parameters(dask_scheduler="tcp://127.0.0.1:1"))
 
 
 # devices

@@ -30,13 +30,6 @@ def test_a_line_from_time_to_time_and_none_at_the_end(seconds, lines, clock, cap
         assert caplog.messages[0] == "Features: 20 of 100 images,  1.00 images/s, 01:20 remaining"
 
 
-def test_work_of_an_earlier_run_counts_as_done_but_not_for_the_rate(clock, caplog):
-    with caplog.at_level(logging.INFO), progress("Features", 100, "images", done=60) as bar:
-        clock[0] += 25
-        bar.advance(20)
-        assert caplog.messages == ["Features: 80 of 100 images,  1.25s/ images, 00:25 remaining"]
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -9,11 +9,9 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 from kedro.framework.startup import bootstrap_project
-from PIL import Image
 
 from mpfm_kedro.cli import cli
 from mpfm_kedro.sources import synthetic
-from mpfm_kedro.study_sessions import plan_comparisons
 from running import PROJECT
 from test_studies import fits
 
@@ -105,16 +103,3 @@ def test_a_wrong_study_is_refused_before_anything_runs(changes, more, named, tmp
     shown = call(*study(tmp_path, "wrong", more, **changes), fails=True)
     assert all(name in shown for name in named), shown
     assert not (tmp_path / "out").exists()
-
-
-def test_a_category_that_is_not_there_is_listed_like_a_dataset(tmp_path: Path):
-    for name in ("train/good/0", "test/good/0", "test/thread_top/0", "ground_truth/thread_top/0_mask"):
-        file = tmp_path / f"mvtec_ad/screw/{name}.png"
-        file.parent.mkdir(parents=True)
-        Image.new("L", (8, 8)).save(file)
-    file = tmp_path / "two.yml"
-    file.write_text("datasets: [{dataset: mvtec_ad, name: s, category: screw}, {dataset: mvtec_ad, category: carpet}]")
-    screw, carpet = plan_comparisons({"data_root": str(tmp_path)}, "test", str(file))
-    assert (screw.name, screw.status, screw.images) == ("s", "planned", 3)
-    assert (carpet.status, carpet.images) == ("missing", None)
-    assert carpet.problem.endswith("has no category 'carpet'; it has: screw")

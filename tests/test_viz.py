@@ -177,12 +177,6 @@ def browser(site: Path) -> Iterator[Browser]:
     server.server_close()
 
 
-def test_the_browser_shows_the_method_at_once(browser: Browser):
-    browser.open(pid="hard_setting")
-    assert {*METHOD, "hard_models", "hard_scores"} <= browser.names()
-    assert not browser.errors
-
-
 @pytest.mark.parametrize(
     ("dataset", "drawn"),
     [

@@ -277,22 +277,6 @@ def test_features_travel_to_another_process_without_their_numbers(stores):
     assert_holds(pickle.loads(content), keys[:3])
 
 
-def test_overview_and_free(stores):
-    assert stores.overview().empty
-    append(stores.open(SPEC), ["a||original", "b||original"])
-    append(stores.open(replace(SPEC, image_size=448)), ["a||original"])
-    (stores.open(SPEC).folder / "large").write_bytes(b"\0" * 3_000_000)
-    table = stores.overview().set_index("store")
-    small = table.loc[SPEC.digest]
-    assert small[["backbone", "image_size", "rows", "megabytes"]].tolist() == ["resnet18", 64, 2, 3]
-    assert len(table) == 2
-    with pytest.raises(InputError, match=SPEC.digest):
-        stores.free("nonsense")
-    stores.free(SPEC.digest)
-    assert stores.overview()["image_size"].tolist() == [448]
-    assert stores.open(SPEC).missing(["a||original"]) == ["a||original"]
-
-
 def test_room_is_checked_before_any_work(stores, monkeypatch):
     assert SPEC.row_bytes == 3 * 4 + 4 * 2
     assert stores.check_room(SPEC, 1000) == 20_000

@@ -16,9 +16,9 @@ MEGABYTES = 600  # that no input may add to the memory
 CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
 
 
-def inputs(number: int) -> Callable:
+def inputs(number: int, least: int = 20) -> Callable:
     """Settings for a test that tries ``number`` inputs in the long form."""
-    some = max(20, round(number * SHARE))
+    some = max(least, round(number * SHARE))
     return settings(max_examples=some, deadline=None, database=None, suppress_health_check=CHECKS)
 
 

@@ -18,7 +18,7 @@ from PIL import Image, ImageFile
 
 from mpfm_kedro.images import loading
 from mpfm_kedro.images.decoding import FIRST_FRAME, TURNED, UPRIGHT, UnusableImageError, scale
-from mpfm_kedro.images.loading import TRANSPARENT, ImageLoader
+from mpfm_kedro.images.loading import ImageLoader
 
 LIMIT = 10_000
 
@@ -281,12 +281,6 @@ def test_first_of_several_frames_is_used(suffix, loader):
     assert loader.read(f"a.{suffix}").getpixel((0, 0)) == (200, 200, 200)
 
 
-@pytest.mark.parametrize(("alpha", "done"), [(255, ""), (254, TRANSPARENT), (0, TRANSPARENT)])
-def test_transparency_is_reported_where_it_shows(alpha, done, loader):
-    Image.new("RGBA", (6, 4), (9, 9, 9, alpha)).save(loader.folder / "a.png")
-    assert examine(loader, "a.png")["done"] == done
-
-
 def test_crop_is_a_box_of_the_image(loader):
     pixels = np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(loader.folder / "a.png")
@@ -342,14 +336,6 @@ def test_array_that_claims_to_be_huge_is_refused_before_reading(loader):
     np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
     (loader.folder / "bomb.npy").write_bytes(header.getvalue() + b"\0" * 99)
     assert "max_megapixels" in examine(loader, "bomb.npy")["problem"]
-
-
-def test_own_limit_takes_precedence_over_the_decoder_s(loader, monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    Image.new("RGB", (20, 20)).save(loader.folder / "a.png")
-    assert examine(loader, "a.png")["problem"] == ""
-    assert loader.read("a.png").size == (20, 20)
-    assert Image.MAX_IMAGE_PIXELS == 10
 
 
 def write_grey(file: Path, value: int) -> None:

@@ -41,9 +41,3 @@ def test_a_peak_stays_where_it_is():
 def test_resizing_is_bilinear_between_centres_of_cells():
     found = resize([[0.0, 1.0]], (8, 1))[0]
     assert found == pytest.approx([0, 0, 0.125, 0.375, 0.625, 0.875, 1, 1])
-
-
-def test_images_do_not_blur_into_each_other():
-    maps = np.zeros((3, 4, 4))
-    maps[1] = 1
-    assert smooth_maps(maps)[[0, 2]].max() == 0

@@ -166,23 +166,6 @@ def test_extra_class_folder_is_named(build, draw, name, extra):
 
 
 @pytest.mark.parametrize(
-    ("name", "missing"),
-    [
-        ("mvtec_ad", "carpet/test/hole"),
-        ("optical", "Class7"),
-        ("hyper_kvasir", "labeled-images/upper-gi-tract/anatomical-landmarks/z-line"),
-        ("hyper_kvasir", "labeled-images/upper-gi-tract/pathological-findings/barretts"),
-    ],
-)
-def test_missing_class_is_reported_and_left_to_the_count(build, name, missing, caplog):
-    folder = build(name)
-    shutil.rmtree(folder / missing)
-    table = get_source(name).list_samples(folder)
-    assert not table["path"].str.startswith(f"{missing}/").any()
-    assert str(folder / missing) in caplog.text
-
-
-@pytest.mark.parametrize(
     ("name", "mask"),
     [
         ("mvtec_ad", "carpet/ground_truth/hole/000_mask.png"),
@@ -200,19 +183,3 @@ def test_masks_must_be_readable_and_of_the_size_of_their_image(build, draw, name
     (folder / mask).write_bytes(b"no image")
     with pytest.raises(InputError, match=rf"cannot read the mask {re.escape(str(folder / mask))}"):
         get_source(name).list_samples(folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "image"),
-    [
-        ("mvtec_ad", "carpet/test/hole/000.png"),
-        ("optical", "Class2/Class2/Test/0004.PNG"),
-        ("sdd", "kos01/Part0.jpg"),
-        ("aitex", "Defect_images/0001_002_00.png"),
-    ],
-)
-def test_broken_images_are_left_to_ingestion(build, name, image):
-    folder = build(name)
-    before = get_source(name).list_samples(folder)
-    (folder / image).write_bytes(b"no image")
-    assert get_source(name).list_samples(folder).equals(before)

@@ -76,22 +76,6 @@ def test_masks_of_one_image_are_merged(tmp_path, draw):
     assert np.argwhere(marked).tolist() == [[0, 0], [2, 3]]
 
 
-def test_palette_counts_by_its_colours(tmp_path):
-    """Index 0 is white in this mask: what is marked is the colour, not the number."""
-    mask = Image.fromarray(np.array([[0, 1], [1, 1]], np.uint8)).convert("P")
-    mask.putpalette([255, 255, 255, 0, 0, 0])
-    mask.save(tmp_path / "mask.png")
-    marked = read_mask([tmp_path / "mask.png"], tmp_path / "mask.png", "test")
-    assert np.argwhere(marked).tolist() == [[0, 0]]
-
-
-def test_masks_of_a_broken_image_must_agree(tmp_path, draw):
-    masks = [draw(tmp_path / "a.png", (4, 3)), draw(tmp_path / "b.png", (4, 4))]
-    (tmp_path / "image.png").write_bytes(b"no image")
-    with pytest.raises(InputError, match="differ in size"):
-        read_mask(masks, tmp_path / "image.png", "test")
-
-
 def test_truncated_mask_is_named(tmp_path):
     mask = tmp_path / "mask.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64), np.uint8)).save(mask)

@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 
 import pytest
-from PIL import Image
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.sources.folder import SOURCE
@@ -48,14 +46,6 @@ def test_mvtec_layout_brings_its_split(parted):
     }
     assert table["mask_path"]["test/dent/d.jpg"] == "ground_truth/dent/d_mask.png"
     assert table["mask_path"]["test/scratch/e.png"] == ""
-
-
-def test_without_test_normals_the_split_is_left_open(parted, caplog):
-    shutil.rmtree(parted / "test" / "good")
-    table = SOURCE.list_samples(parted)
-    assert set(table["split"]) == {""}
-    assert (table["label"] == 0).sum() == 2
-    assert "part of train/good will be the test" in caplog.text
 
 
 def test_masks_beside(build, draw):
@@ -106,15 +96,6 @@ def test_masks_of_nested_images_are_nested_alike(parted, draw):
     table = SOURCE.list_samples(parted).set_index("path")
     assert table["mask_path"]["test/dent/left/d.png"] == "ground_truth/dent/left/d_mask.png"
     assert table["mask_path"]["test/dent/right/d.png"] == ""
-    assert table["mask_path"]["test/dent/d.jpg"] == "ground_truth/dent/d_mask.png"
-
-
-def test_mask_of_a_photo_that_lies_on_its_side_is_upright(parted, draw):
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.new("RGB", (8, 6)).save(parted / "test" / "dent" / "d.jpg", exif=exif)
-    draw(parted / "ground_truth" / "dent" / "d_mask.png", (6, 8))
-    table = SOURCE.list_samples(parted).set_index("path")
     assert table["mask_path"]["test/dent/d.jpg"] == "ground_truth/dent/d_mask.png"
 
 
