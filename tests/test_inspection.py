@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from kedro.framework.session import KedroSession
-from kedro.framework.startup import bootstrap_project
 from PIL import Image, ImageOps
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.predictions import overlay_path
+from running import kedro, run, typed
 
-PROJECT = Path(__file__).parents[1]
 MODEL = "out/06_models/synthetic/production/model"
-
-
-def run(pipeline: str, folder: Path, **parameters: object) -> None:
-    bootstrap_project(PROJECT)
-    roots = {"data_root": str(folder / "raw"), "output_root": str(folder / "out")}
-    with KedroSession.create(PROJECT, env="test", runtime_params={**roots, **parameters}) as session:
-        session.run(pipeline_names=[pipeline])
-
-
-def kedro(*arguments: str) -> subprocess.CompletedProcess:
-    command = [str(Path(sys.executable).with_name("kedro")), *arguments]
-    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
 
 
 def card(folder: Path) -> dict:
@@ -111,8 +95,7 @@ def test_what_cannot_be_used_is_named(line: Path, pipeline: str, parameters: dic
 
 def test_no_model_names_the_command_that_makes_one(tmp_path: Path):
     Image.new("L", (8, 8)).save(tmp_path / "one.png")
-    roots = f"data_root={tmp_path},output_root={tmp_path / 'out'},images={tmp_path / 'one.png'}"
-    done = kedro("run", "--env=test", "--pipelines=predict", f"--params={roots}")
+    done = kedro(*typed("predict", tmp_path, f"images={tmp_path / 'one.png'}"))
     assert done.returncode != 0
     assert "kedro run --pipelines=fit" in done.stderr + done.stdout and "Traceback" not in done.stderr + done.stdout
 

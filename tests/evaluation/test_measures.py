@@ -148,19 +148,6 @@ def test_without_masks_there_are_no_columns_of_pixels():
     pd.testing.assert_frame_equal(metrics, measure_trials(scores, trial_costs(scores)))
 
 
-def test_methods_keep_their_order():
-    scores = trial_scores({"MPFM": 1.0, "Z": 0.5, "A": 0.5}, n_seeds=1)
-    summary = summarise(measure_trials(scores, trial_costs(scores)))
-    assert summary["method"].drop_duplicates().tolist() == ["MPFM", "Z", "A"]
-
-
-def test_dataset_without_hard_setting():
-    scores = trial_scores({"MPFM": 1.0, "A": 0.5}, classes=("defect",))
-    summary = summarise(measure_trials(scores, trial_costs(scores)))
-    assert set(summary["setting"]) == {"general"}
-    assert "mean" not in set(summary["known_class"])
-
-
 def test_a_mean_over_other_classes_than_those_of_the_rest_is_refused():
     scores = trial_scores({"MPFM": 1.0, "A": 0.5})
     lost = (scores["method"] == "A") & (scores["run"] == "hard-hole-M10-seed1")
@@ -184,14 +171,6 @@ def test_a_setting_is_summarised_as_in_a_study():
         alone = summarise_setting(part)
         same = study[study["setting"] == setting][alone.columns].reset_index(drop=True)
         pd.testing.assert_frame_equal(alone, same)
-
-
-def test_runs_of_one_name_in_two_settings_are_two_trials():
-    scores = trial_scores({"MPFM": 1.0}, classes=("dent", "hole"), numbers=(10,), n_seeds=1)
-    renamed = scores.assign(run=scores["known_class"].replace("", "dent") + "-M10-seed0")
-    metrics = measure_trials(renamed, trial_costs(renamed))
-    assert metrics["run"].tolist() == ["dent-M10-seed0", "dent-M10-seed0", "hole-M10-seed0"]
-    assert metrics["auc"].tolist() == measure_trials(scores, trial_costs(scores))["auc"].tolist()
 
 
 def metrics(
@@ -255,14 +234,6 @@ def test_mean_over_categories_is_the_mean_of_their_means():
     assert mean["auc_mean"] == pytest.approx(values.mean())
     assert mean["auc_std"] == pytest.approx(values[:, 0].mean(axis=0).std())
     assert summary["category"].iloc[-1] == "mean"
-
-
-def test_mean_over_categories_weighs_each_category_once():
-    one = metrics(np.full((1, 1, 2), 0.9), ["dent"], categories=("nut",))
-    three = metrics(np.full((1, 3, 2), 0.6), ["cut", "hole", "spot"], categories=("tile",))
-    summary = summarise_setting(pd.concat([one, three]))
-    assert cell(summary, category="nut", known_class="mean")["auc_mean"] == pytest.approx(0.9)
-    assert cell(summary, category="mean", known_class="mean")["auc_mean"] == pytest.approx(0.75)
 
 
 def test_summary_survives_the_file_of_its_contract():

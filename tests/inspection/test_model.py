@@ -36,16 +36,6 @@ def test_the_card_says_what_the_model_is(model_folder):
     assert card["backbones"][0]["weights_digest"] and card["backbones"][0]["licence"]
 
 
-def test_nothing_of_cross_fitting_is_stored_with_the_detector(model_folder):
-    pieces = load_model(model_folder).detector
-    assert all(len(value) == 1 for value in pieces["training"].tensors.values())
-    prototypes = {name.split(".")[0] for name in pieces["prototypes"].tensors}
-    assert prototypes == {"standardiser", "rounds"}
-    for name, place in (("prototypes", 1), ("calibration", 1)):
-        rounds = {key.split(".")[place] for key in pieces[name].tensors if not key.startswith("standardiser")}
-        assert rounds == {str(pieces[name].details["n_rounds"] - 1)}
-
-
 def files_of(folder):
     return sorted(file.name for file in folder.iterdir() if file.name != CARD)
 

@@ -72,11 +72,6 @@ def test_hash_survives_scaling_and_compression_and_tells_pictures_apart(number):
     assert distance(original, dhash(picture(number + 1))) > 30
 
 
-def test_picture_of_one_colour_has_no_hash():
-    assert dhash(Image.new("RGB", (9, 9), (200, 10, 10))) == ""
-    assert dhash(Image.new("I;16", (9, 9), 4000)) == ""
-
-
 def test_sets_are_those_of_all_pairs():
     bits = np.random.default_rng(0).integers(0, 2, (4, 256), dtype=np.uint8)
     chain = np.repeat(bits[:1], 3, axis=0)
@@ -88,19 +83,6 @@ def test_sets_are_those_of_all_pairs():
     sets = near_sets(hashes)
     assert sets[0] == sets[4] == sets[5] == sets[6]
     assert len(set(sets)) == 5
-
-
-def test_sets_do_not_depend_on_the_block(monkeypatch):
-    bits = np.random.default_rng(1).integers(0, 2, (1, 256), dtype=np.uint8).repeat(60, axis=0)
-    for number in range(60):
-        bits[number, : 5 * (number % 7)] ^= 1
-        bits[number, 128:] ^= np.uint8(number % 2)
-    hashes = [values.tobytes().hex() for values in np.packbits(bits, axis=1)]
-    whole = near_sets(hashes)
-    monkeypatch.setattr("mpfm_kedro.images.near.BLOCK", 3)
-    parts = near_sets(hashes)
-    assert len(set(whole)) == 2
-    assert pd.Series(whole).factorize()[0].tolist() == pd.Series(parts).factorize()[0].tolist()
 
 
 def test_exact_repeats_are_counted_by_place():
@@ -160,16 +142,6 @@ def test_groups_on_both_sides_are_counted():
     audit = audited(samples)
     assert row(audit, "items", "across train and test") == (1, 3, 2)
     assert row(audit, "items", "across labels") == (1, 2, 1)
-
-
-def test_classes_modes_and_sizes():
-    samples = table(sample_id=list("abc"), split=["train", "test", "anomaly"], content_hash=list("123"))
-    samples = samples.assign(defect_class=["", "", "dent"], pixel_format=["L", "L", "RGB"], width=[8, 9, 8])
-    audit = audited(samples).set_index(["finding", "where"])
-    assert audit.loc[("class", "dent"), "images"] == 1
-    assert audit.loc[("class", "normal, train"), "detail"] == "33.3%"
-    assert audit.loc[("pixel format", "L"), "images"] == 2
-    assert audit.loc[("sizes", "all"), "detail"] == "from 8 x 8 to 9 x 8"
 
 
 def test_one_line_where_train_and_test_share_images(caplog):
@@ -238,12 +210,6 @@ def test_sheets_and_second_run_reads_no_image(loader, monkeypatch):
     audit_samples(again, loader)
     assert read == []
     pd.testing.assert_frame_equal(again, samples)
-
-
-def test_sheet_without_repeats_says_so(loader):
-    samples = ingested(loader)
-    figure = audit_samples(samples[samples["sample_id"] != "dent/1.png"], loader)[-1]
-    assert "No repeated images" in figure.texts[0].get_text()
 
 
 def test_hash_is_of_the_crop_and_each_file_is_read_once(loader, monkeypatch):

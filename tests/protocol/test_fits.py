@@ -16,7 +16,7 @@ from mpfm_kedro.detectors.mpfm.specification import STAGES
 from mpfm_kedro.parameters import Parameters
 from mpfm_kedro.pipelines.mpfm import initialise_prototypes, train_mpfm
 from mpfm_kedro.protocol.memory import Checkpoint, Memory
-from mpfm_kedro.protocol.methods import Method, ablated_methods, rows_of_mpfm, sensitivity_methods, to_json
+from mpfm_kedro.protocol.methods import Method, ablated_methods, rows_of_mpfm, to_json
 from mpfm_kedro.protocol.runs import make_hard_runs, make_study_runs
 from mpfm_kedro.protocol.trials import Trial, Trials
 from protocol.small_tables import (
@@ -79,14 +79,6 @@ def test_the_ablation_shares_what_it_does_not_change(features, parameters):
     without = {name for name in training if name.startswith("without M_")}
     assert same == {"MPFM", "MPFM, step 0", "fusion printed"} | without and len(without) == 6
     assert len({key for name, key in training.items() if name.endswith("printed")} - {training["MPFM"]}) == 9
-
-
-def test_the_sensitivity_shares_prototypes(features, parameters):
-    tried = parameters.sensitivity
-    planned = plan_mpfm(with_methods(*sensitivity_methods(tried)), features, parameters)
-    numbers = {*tried.n_prototypes, parameters.prototypes.n_prototypes}
-    weights = {*tried.mim_weight} - {parameters.training.mim_weight}
-    assert counts(planned)[:2] == [len(numbers) * 2, (len(numbers) + len(weights)) * 12]
 
 
 def test_a_setting_and_new_names_find_what_a_study_has_fitted(features, parameters):

@@ -49,19 +49,6 @@ def test_normals_of_a_run_are_those_of_the_split():
         assert run["test_normals"] == ["good/t000", "good/t001"]
 
 
-@pytest.mark.parametrize("make", [make_general_runs, make_hard_runs])
-def test_order_of_the_sample_table_does_not_matter(make):
-    samples = sample_table({"dent": 15, "hole": 12})
-    mixed = samples.sample(frac=1, random_state=3).reset_index(drop=True)
-    pd.testing.assert_frame_equal(make(mixed, protocol([1, 5], 2)), make(samples, protocol([1, 5], 2)))
-
-
-def test_more_than_ten_known_anomalies_are_a_larger_pool():
-    run = make_general_runs(sample_table({"dent": 50}), protocol(20)).iloc[0]
-    assert len(run["known_anomalies"]) == 20
-    assert len(run["test_anomalies"]) == 30
-
-
 @pytest.mark.parametrize(("available", "pool"), [(19, 9), (12, 6), (3, 1), (2, 1)])
 def test_small_pool_shrinks_to_half_with_a_warning(available, pool, caplog):
     with caplog.at_level(logging.WARNING):
@@ -70,18 +57,6 @@ def test_small_pool_shrinks_to_half_with_a_warning(available, pool, caplog):
     assert set(runs["test_anomalies"].map(len)) == {available - pool}
     assert runs["known_anomalies"].map(len).max() == min(2, pool)
     assert runs["n_anomalies"].tolist() == runs["known_anomalies"].map(len).tolist()
-
-
-def test_twenty_anomalies_are_enough_for_the_whole_pool(caplog):
-    runs = make_general_runs(sample_table({"dent": 20}), protocol())
-    assert len(runs["known_anomalies"].iloc[0]) == len(runs["test_anomalies"].iloc[0]) == 10
-    assert caplog.text == ""
-
-
-def test_a_number_above_half_of_the_anomalies_is_lowered_with_a_line(caplog):
-    runs = make_general_runs(sample_table({"dent": 24}), protocol(13))
-    assert runs["n_anomalies"].tolist() == [12]
-    assert "24 anomalies: known ones are drawn from 12 of them" in caplog.text
 
 
 @pytest.mark.parametrize(("available", "known"), [(7, 3), (3, 1)])
@@ -111,12 +86,6 @@ def test_all_of_a_small_known_class_are_known(caplog):
     runs = make_hard_runs(sample_table({"dent": 4, "hole": 12}), protocol([10, 5, 1], known_class="dent"))
     assert runs["n_anomalies"].tolist() == [4, 1]
     assert caplog.messages == ["class 'dent' of synthetic has only 4 anomalies, which are all known"]
-
-
-def test_shrunk_pool_gives_no_run_twice():
-    runs = make_general_runs(sample_table({"dent": 10}), protocol([10, 8, 1], 2))
-    assert runs["run"].is_unique
-    assert set(runs["n_anomalies"]) == {5, 1}
 
 
 def test_the_same_number_given_twice_gives_no_run_twice():
@@ -235,12 +204,6 @@ def test_a_study_has_the_runs_of_both_settings_each_with_its_own_numbers():
         expected = make(samples, wanted[setting])
         pd.testing.assert_frame_equal(own, expected.assign(run=f"{setting}-" + expected["run"]))
     assert set(make_study_runs(sample_table({"dent": 25}), wanted)["setting"]) == {"general"}
-
-
-def test_run_table_comes_back_from_disk_as_it_was(tmp_path):
-    runs = make_hard_runs(sample_table({"dent": 12, "hole": 11}), protocol([1, 10], 2))
-    runs.to_parquet(tmp_path / "runs.parquet")
-    assert records(pd.read_parquet(tmp_path / "runs.parquet")) == records(runs)
 
 
 def with_items(samples: pd.DataFrame, groups: list[str], contents: list[str] | None = None) -> pd.DataFrame:

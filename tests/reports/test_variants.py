@@ -9,7 +9,6 @@ from scipy.stats import median_abs_deviation
 
 from evaluation.synthetic_trials import one, trial_costs, trial_scores
 from mpfm_kedro.evaluation.false_alarms import (
-    chance_unevenness,
     false_alarms_by_mode,
     separation,
     uneven_false_alarms,
@@ -73,11 +72,6 @@ def test_separation_is_in_units_of_the_normals_deviation(scores):
     assert one(separation(shifted), method="MPFM")["margin_mean"] == pytest.approx(found["margin_mean"])
 
 
-def test_separation_of_equal_scores_is_undefined(scores):
-    part = scores[scores["run"] == "general-M10-seed0"].assign(score=1.0)
-    assert separation(part)["margin_mean"].isna().all()
-
-
 def test_false_alarms_fall_where_the_scores_are_high():
     """A method that scores one mode higher gives all its alarms there; the modes are MPFM's for all."""
     scores = trial_scores({"MPFM": 1.0, "without MPFL": 1.0}, classes=("dent",), numbers=(10,), n_normals=200)
@@ -97,22 +91,6 @@ def test_false_alarms_fall_where_the_scores_are_high():
     assert uneven["excess_mean"]["without MPFL"] > uneven["excess_mean"]["MPFM"]
     mean, spread = uneven["unevenness_mean"]["without MPFL"], uneven["unevenness_std"]["without MPFL"]
     assert mean == pytest.approx(spread + rates[1] / 2)
-
-
-def test_chance_unevenness_is_that_of_random_alarms():
-    rng = np.random.default_rng(0)
-    sizes, n_alarms = np.array([50, 30, 20]), 7
-    modes = np.repeat([0, 1, 2], sizes)
-    drawn = []
-    for _ in range(3000):
-        alarms = np.bincount(rng.choice(modes, n_alarms, replace=False), minlength=3)
-        drawn.append(np.average(np.abs(alarms / sizes - n_alarms / 100), weights=sizes))
-    assert chance_unevenness(sizes, n_alarms) == pytest.approx(np.mean(drawn), rel=0.05)
-    assert chance_unevenness(np.array([100]), n_alarms) == 0
-
-
-def test_runs_without_mpfm_have_no_modes():
-    assert false_alarms_by_mode(trial_scores({"DRA": 1.0}, n_seeds=1)).empty
 
 
 def test_sensitivity_is_in_the_order_of_the_values():
@@ -136,10 +114,3 @@ def test_sensitivity_is_in_the_order_of_the_values():
 
 def is_row_of(line: str, names: list[str]) -> bool:
     return any(line.startswith(f"| {name} |") for name in names)
-
-
-def test_sensitivity_without_published_figures():
-    summary = summarised(trial_scores({"K=8": 1.0, "K=16": 1.0}, numbers=(10,), n_seeds=1))
-    table = sensitivity_table(summary, load_published_ablation("synthetic"))
-    assert "published |" not in write_sensitivity(table)[0]
-    assert len(draw_sensitivity(table).axes) == 4

@@ -12,7 +12,7 @@ from mpfm_kedro.detectors.mpfm.model import MPFM
 from mpfm_kedro.detectors.mpfm.rounds import Rounds
 from mpfm_kedro.detectors.mpfm.stages import anomaly_evidence, normal_evidence
 from mpfm_kedro.parameters import RepairParameters
-from small_mpfm import CPU, PRINTED, Memory, fit, make_data, specify
+from small_mpfm import CPU, PRINTED, fit, make_data, specify
 
 
 def auc(pieces, normals, anomalies):
@@ -59,27 +59,6 @@ def test_every_printed_form_makes_a_detector(repair, n_known):
     changes = PRINTED if repair == "all" else {repair: "printed"}
     changes = changes | ({"coupling": "printed"} if repair == "transport_start" else {})
     assert auc(fit(specify(**changes), data), normals, anomalies) > 0.6
-
-
-def test_the_same_seed_gives_the_same_bits():
-    data, *_ = make_data()
-    first, second, other = (fit(specify(), data, seed) for seed in (0, 0, 1))
-    assert same(first, second)
-    assert not torch.equal(first["training"].tensors["m_a.weight"], other["training"].tensors["m_a.weight"])
-
-
-def test_little_memory_gives_the_same_bits():
-    data, *_ = make_data()
-    assert same(fit(specify(), data), fit(specify(), data, memory=0))
-
-
-@pytest.mark.parametrize("forms", [{}, PRINTED], ids=["repaired", "printed"])
-def test_an_interrupted_fit_gives_the_same_pieces(forms):
-    data, *_ = make_data()
-    checkpoint = Memory()
-    whole = fit(specify(**forms), data, checkpoint=checkpoint)
-    assert len(checkpoint.states) == 2
-    assert same(whole, fit(specify(**forms), data, checkpoint=Memory(checkpoint.states[:1])))
 
 
 def test_an_anomaly_that_a_round_leaves_out_does_not_change_it():
