@@ -30,12 +30,12 @@ def line(fitted_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     for file in [*sorted(raw.glob("good/*.png"))[:2], *sorted(raw.glob("spot/*.png"))[:2]]:
         ImageOps.mirror(Image.open(file)).save(folder / "new" / f"{file.parent.name}_{file.name}")
     (folder / "new/broken.png").write_bytes(b"no image")
-    run("predict", folder, images=str(folder / "new"))
+    run("predict", folder, images=str(folder / "new"), batch="new")
     return folder
 
 
 def test_every_new_image_has_a_row_and_flagged_ones_an_overlay(line: Path):
-    folder = line / "out/08_reporting/synthetic/predictions"
+    folder = line / "out/08_reporting/synthetic/predictions/new"
     table = pd.read_csv(folder / "predictions.csv", keep_default_na=False)
     pairs = zip(table["path"], table["decision"], strict=True)
     decisions = {Path(path).name.split("_")[0]: decision for path, decision in pairs}
@@ -56,7 +56,7 @@ def test_learning_makes_a_new_version_and_going_back_takes_it_away(line: Path):
     said = (line / "out/08_reporting/synthetic/learning/summary.txt").read_text()
     assert "Guarantee before" in said and "Guarantee after" in said and "AUC of the general setting" in said
     folder = line / "out/08_reporting/synthetic"
-    predicted = pd.read_csv(folder / "predictions/predictions.csv", keep_default_na=False)
+    predicted = pd.read_csv(folder / "predictions/new/predictions.csv", keep_default_na=False)
     compared = pd.read_csv(folder / "learning/compared.csv").set_index("path")
     usable = predicted[predicted["error"] == ""].set_index("path")
     assert compared.loc[usable.index, "score_before"].tolist() == usable["score"].astype(float).tolist()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kedro.config import OmegaConfigLoader
+from kedro.io.core import generate_timestamp
 from kedro.utils import find_kedro_project, is_kedro_project
 from omegaconf import OmegaConf
 
@@ -69,6 +70,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.started = generate_timestamp()
         conf = Path(self.conf_source)
         if self.env and conf.is_dir() and not (conf / self.env).is_dir():
             known = sorted({file.parent.name for file in conf.glob("*/parameters*.yml")} - {self.base_env})
@@ -100,6 +102,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
         for group, name, absolute in [*paths, (features, "weights_file", input_path)]:
             if isinstance(group, dict) and group.get(name) and isinstance(group[name], str):
                 group[name] = str(absolute(group[name], self.project))
+        if parameters.get("batch") == AUTO:
+            parameters["batch"] = self.started
         if "name" in parameters:
             named, study = parameters["name"], parameters.get("study")
             of_study = Path(study).stem if study and named == AUTO else named

@@ -65,8 +65,8 @@ def _auto_or_pattern(value: str) -> str:
 
 
 def _folder_name(value: str) -> str:
-    if not re.fullmatch(r"\w[\w.-]*", value):
-        raise ValueError("should be auto or a name of letters, digits, dots, - and _")
+    if not re.fullmatch(r"\w[\w.-]{0,99}", value):
+        raise ValueError("should be auto or a name of at most 100 letters, digits, dots, - and _")
     return value
 
 
@@ -274,6 +274,7 @@ class Parameters(Group):
     sensitivity: SensitivityParameters
     inspection: InspectionParameters
     images: str | None
+    batch: Annotated[str, AfterValidator(_folder_name)] = AUTO
     label: Literal["anomaly", "normal"] | None
     study: str | None = None
     compute: ComputeParameters

@@ -133,12 +133,9 @@ def test_links_are_followed_once_and_circles_end(folder, tmp_path, predict):
     assert errors[str(folder / "circle.png")] and (errors != "").sum() == 2
 
 
-def test_overlays_of_another_model_are_not_shown(predict, folder, tmp_path):
-    stale = tmp_path / "overlays/of_another_model/0123.jpg"
-    stale.parent.mkdir(parents=True)
-    stale.write_bytes(b"")
-    predict(find_images(str(folder)))
-    assert not stale.parent.exists() and len(list((tmp_path / "overlays").rglob("*.jpg"))) == 1
+def test_an_overlay_of_another_model_is_not_shown(inspector, tmp_path):
+    other = inspector.card | {"pixel_range": "0..4095"}
+    assert overlay_path(tmp_path, inspector.card, "a.png") != overlay_path(tmp_path, other, "a.png")
 
 
 @pytest.mark.parametrize("typed", ["/nowhere", "*.gif", "{folder}/empty", "{folder}/*.tif"])

@@ -113,15 +113,14 @@ class SummariesDataset(ReadOnlyDataset[dict[str, Any]]):
 
 
 class EarlierPredictionsDataset(ReadOnlyDataset[pd.DataFrame]):
-    """The table of the last prediction; empty where there was none."""
+    """The tables of all batches that were predicted, an image once; empty where there was none."""
 
     def load(self) -> pd.DataFrame:
-        """Its paths, scores, decisions and errors."""
-        columns = ["path", "score", "decision", "error"]
-        if not self._path.is_file():
-            return pd.DataFrame(columns=columns)
-        try:
-            return pd.read_csv(self._path, keep_default_na=False)[columns]
-        except (ValueError, KeyError) as error:
-            advice = "run kedro run --pipelines=predict again"
-            raise InputError(f"{self._path} is damaged ({first_line(error)}); {advice}") from error
+        """Paths and errors."""
+        tables = [pd.DataFrame(columns=["path", "error"])]
+        for file in sorted(self._path.glob("*/predictions.csv")):
+            try:
+                tables.append(pd.read_csv(file, keep_default_na=False)[["path", "error"]])
+            except (ValueError, KeyError) as error:
+                raise InputError(f"{file} is damaged ({first_line(error)}); delete it, or predict again") from error
+        return pd.concat(tables, ignore_index=True).drop_duplicates("path", keep="last")

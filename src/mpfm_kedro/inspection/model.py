@@ -178,6 +178,12 @@ def _read_model(folder: Path, card: dict[str, Any]) -> Model:
     return Model(card, detector, backbones, HeldOutScores(pd.read_parquet(folder / CALIBRATION)), gallery)
 
 
+def describe_origin(card: Mapping[str, Any]) -> str:
+    """What a model was made from, for people."""
+    name, data = " ".join(filter(None, [card["dataset"], card["category"]])), card["data"]
+    return f"model of {name} ({data['normals']:,} normals, {data['anomalies']:,} known anomalies)"
+
+
 def model_digest(card: Mapping[str, Any]) -> str:
     """Identifies the numbers of a model: its files, and how images are prepared for it."""
     content = json.dumps([card["files"], card["backbones"], card["pixel_range"]], sort_keys=True)

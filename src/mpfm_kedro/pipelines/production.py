@@ -46,12 +46,12 @@ def _production() -> list[Node]:
 def create_predict() -> Pipeline:
     """From images to a table and a page."""
     new = partial(study_node, "predictions")
-    read = ["production_model", "prediction_log", "overlays", "params:inspection", "params:ingestion"]
+    read = ["production_model", "prediction_log", "batch_folder", "params:inspection", "params:ingestion"]
     return Pipeline(
         [
             new(predict_images, ["params:images", *read, "params:device"], "summary", name="predict_images"),
-            new(summarise_predictions, "summary", "summary_text", name="summarise_predictions"),
-            new(write_page, ["summary", *read, "gallery"], "report", name="write_page"),
+            new(summarise_predictions, ["summary", "production_model"], "summary_text", name="summarise_predictions"),
+            new(write_page, ["summary", *read], "report", name="write_page"),
         ]
     )
 

@@ -24,7 +24,7 @@ from mpfm_kedro.reports.variants import ablation_table, sensitivity_table, write
 # datasets without the name of a study
 SHARED = {"samples", "images", "features", "backbone_weights", "study_plan", "compared"}
 SHARED |= {"production_samples", "production_features", "production_model", "collection", "setting_summaries"}
-SHARED |= {"prediction_log", "overlays", "gallery", "export_folder", "replaced_model", "earlier_predictions"}
+SHARED |= {"prediction_log", "batch_folder", "export_folder", "replaced_model", "earlier_predictions"}
 PROTOCOL = ["samples", "params:protocol"]
 SCORED = ["models", "features", "samples", "images", "params:compute"]
 

@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 
 from mpfm_kedro.atomic import replacing
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.inspection.batches import compare_batch
 from mpfm_kedro.inspection.model import Model
 from mpfm_kedro.inspection.thresholds import Threshold, choose_threshold, describe_guarantee
 from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
@@ -58,12 +59,6 @@ class Pictures:
         known = [sample_id for sample_id in sample_ids if sample_id in self.thumbnails]
         return [(self._write("known", sample_id, self.thumbnails[sample_id]), sample_id) for sample_id in known]
 
-    def delete_others(self) -> None:
-        """Delete pictures of earlier pages."""
-        for file in self.folder.glob("*.jpg"):
-            if file.name not in self._written:
-                file.unlink()
-
     def _write(self, kind: str, source: str, content: bytes) -> str:
         name = f"{kind}-{hashlib.sha256(source.encode()).hexdigest()[:20]}.jpg"
         if name not in self._written:
@@ -77,26 +72,24 @@ def write_page(
     predictions: pd.DataFrame,
     model: Model,
     log_folder: Path,
-    overlays: Path,
+    folder: Path,
     parameters: InspectionParameters,
     ingestion: IngestionParameters,
-    gallery: Path,
 ) -> str:
-    """The page. Pictures are written to the folder ``gallery``, which is beside it, as ``overlays`` is."""
+    """The page in a folder, where pictures are written to, and heat maps are."""
     from mpfm_kedro.inspection.prediction_log import PredictionLog
-    from mpfm_kedro.inspection.predictions import overlay_path  # with torch, which is slow to import
+    from mpfm_kedro.inspection.predictions import OVERLAYS, overlay_path  # with torch, which is slow to import
 
     shown = choose(predictions)
     logged = PredictionLog.of(log_folder, model.card).read(set(shown["path"]))
     thumbnails: dict[str, bytes] = dict(model.gallery.table[["sample_id", "thumbnail"]].itertuples(index=False))
-    pictures = Pictures(gallery, thumbnails, model.card["pixel_range"], ingestion.max_megapixels)
-    folder = _common_folder(shown["path"])
+    pictures = Pictures(folder / "pictures", thumbnails, model.card["pixel_range"], ingestion.max_megapixels)
+    common = _common_folder(shown["path"])
     images = []
     for row in shown.to_dict("records"):
-        overlay = overlay_path(overlays, model.card, row["path"])
-        row["overlay"] = overlay.relative_to(overlays.parent).as_posix() if overlay.is_file() else ""
-        images.append(_describe_image(row, logged.get(row["path"], {}), pictures, folder))
-    pictures.delete_others()
+        overlay = overlay_path(folder / OVERLAYS, model.card, row["path"])
+        row["overlay"] = overlay.relative_to(folder).as_posix() if overlay.is_file() else ""
+        images.append(_describe_image(row, logged.get(row["path"], {}), pictures, common))
     normals = model.calibration.item_scores
     threshold = choose_threshold(normals, parameters.false_alarm_rate, parameters.confidence)
     scores = predictions.loc[predictions["decision"] != "error", "score"].astype(float)
@@ -108,6 +101,7 @@ def write_page(
         thresholds=threshold,
         images=images,
         folder=folder,
+        shift=compare_batch(predictions, model.calibration),
         total=Counter(predictions["decision"]),
         shown=Counter(shown["decision"]),
     )

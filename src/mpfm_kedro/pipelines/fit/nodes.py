@@ -12,7 +12,7 @@ from mpfm_kedro.compute import torch_device
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.inspection.collection import Collection
-from mpfm_kedro.inspection.model import Model
+from mpfm_kedro.inspection.model import Model, describe_origin
 from mpfm_kedro.parameters import InspectionParameters
 from mpfm_kedro.protocol.trials import Trials
 
@@ -61,9 +61,8 @@ def keep_model(model: Model) -> Model:
 def summarise_model(model: Model) -> str:
     """What was made, for the terminal."""
     card = model.card
-    data, name = card["data"], " ".join(filter(None, [card["dataset"], card["category"]]))
     return (
-        f"A model of {name} was made from {data['normals']:,} normals and {data['anomalies']:,} known anomalies.\n"
+        f"Made: {describe_origin(card)}.\n"
         f"{' '.join(filter(None, [card['guarantee'], card['advice']]))}\n"
         "To use it: kedro run --pipelines=predict --params=images=PATH, with the other parameters of this run"
     )
