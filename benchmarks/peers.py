@@ -21,13 +21,9 @@ import numpy as np
 import torch
 
 from general_elpv import KNOWN, SEED, SIZE, WEIGHTS, Cell, fit, open_cell, read_parameters, take, training_data
-<<<<<<< HEAD
 from machine import as_table, describe, installed_version, published, write_page
 from mpfm_kedro.backbones.backbone import Backbone
 from mpfm_kedro.backbones.extraction import extract
-=======
-from mpfm_kedro.backbones.extraction import Backbone, extract
->>>>>>> tests
 from mpfm_kedro.backbones.weights import obtain_weights
 from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.evaluation.measures import measures
@@ -73,30 +69,8 @@ class Mpfm:
         return self.detector.score_samples(take(pooled, maps, np.arange(len(pooled)))).score
 
     def _features(self, cell: Cell, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-<<<<<<< HEAD
-        found = list(extract(self.backbone, cell.dataset(positions), self.parameters.features, torch.device("cpu")))
-        return tuple(np.concatenate([getattr(batch, name) for batch in found]) for name in ("pooled", "maps"))
-
-
-class Peer:
-    """A model of anomalib from images to scores; it learns from normals alone."""
-
-    def __init__(self, name: str, parameters: Parameters, weights: dict[str, torch.Tensor], ratio: float) -> None:
-        from anomalib_models import Anomalib
-
-        self.model = Anomalib(name, weights, ratio, parameters.features.workers)
-
-    def fit(self, cell: Cell) -> None:
-        """On the training normals."""
-        self.model.fit(cell.dataset(cell.normals))
-
-    def scores(self, cell: Cell) -> np.ndarray:
-        """Of the test set."""
-        return self.model.scores(cell.dataset(cell.tested))
-=======
         batches = list(extract(self.backbone, cell.dataset(positions), self.parameters.features, torch.device("cpu")))
-        return tuple(torch.cat([getattr(batch, name) for batch in batches]).numpy() for name in ("pooled", "maps"))
->>>>>>> tests
+        return tuple(np.concatenate([getattr(batch, name) for batch in batches]) for name in ("pooled", "maps"))
 
 
 def measure(name: str, n_images: int, ratio: float) -> dict[str, float]:

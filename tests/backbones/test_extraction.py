@@ -18,15 +18,10 @@ from torchvision.models import get_model
 from torchvision.models.feature_extraction import create_feature_extractor
 from torchvision.transforms.functional import normalize
 
-<<<<<<< HEAD
 from mpfm_kedro.backbones import backbone as module
 from mpfm_kedro.backbones.backbone import Backbone
 from mpfm_kedro.backbones.extraction import ViewImages, extract
 from mpfm_kedro.backbones.store import Rows, row_keys
-=======
-from mpfm_kedro.backbones import extraction
-from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract
->>>>>>> tests
 from mpfm_kedro.backbones.weights import obtain_weights
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
@@ -103,18 +98,6 @@ def test_layer_without_a_map_is_an_error_that_names_those_with_one(layers, weigh
     assert layers[-1] in str(raised.value)
 
 
-<<<<<<< HEAD
-def test_network_without_maps_is_an_error(monkeypatch):
-    def transformer(name: str, weights: None) -> VisionTransformer:
-        return VisionTransformer(image_size=32, patch_size=8, num_layers=1, num_heads=1, hidden_dim=8, mlp_dim=8)
-
-    monkeypatch.setattr(module, "get_model", transformer)
-    with pytest.raises(InputError, match="vit_b_16"):
-        Backbone("vit_b_16", transformer("", None).state_dict(), ["auto"], ["auto"])
-
-
-=======
->>>>>>> tests
 def test_pooled_statistics_are_those_of_the_network_s_own_maps(weights, backbone):
     images = torch.randint(0, 256, (3, 3, SIZE, SIZE), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     network = get_model("resnet18", weights=None).eval()
@@ -190,26 +173,6 @@ def test_the_company_in_a_batch_changes_nothing(backbone, dataset):
         torch.testing.assert_close(alone_maps, maps, rtol=2e-3, atol=1e-3)
 
 
-<<<<<<< HEAD
-def test_decoding_in_another_process_preserves_the_order(backbone, dataset):
-    pooled, _ = extracted(backbone, dataset, batch_size=2)
-    torch.testing.assert_close(extracted(backbone, dataset, batch_size=2, workers=1)[0], pooled)
-
-
-def test_largest_map_is_that_of_the_first_convolution(backbone):
-    assert backbone.bytes_per_pixel == 4 * 64 / 2**2
-
-
-@pytest.mark.parametrize(
-    ("image_size", "batch_size", "expected"),
-    [(224, 32, 32), (224, 7, 7), (448, 32, 32), (1024, 32, 8), (1024, 3, 3), (4096, 32, 1)],
-)
-def test_large_images_come_in_smaller_batches(image_size, batch_size, expected, backbone):
-    assert backbone.images_per_batch(image_size, batch_size) == expected
-
-
-=======
->>>>>>> tests
 def test_batches_are_bounded_in_bytes(backbone, dataset, monkeypatch):
     monkeypatch.setattr(module, "BATCH_BYTES", 2 * backbone.bytes_per_pixel * SIZE**2)
     batches = list(extract(backbone, dataset, parameters(), torch.device("cpu")))

@@ -10,12 +10,7 @@ import torch
 from torchvision.models import get_model
 
 from mpfm_kedro.backbones import origins
-<<<<<<< HEAD
-from mpfm_kedro.backbones.networks import TimmBackbone, build_backbone, check_name
-=======
-from mpfm_kedro.backbones.building import accepted_size, build_backbone
-from mpfm_kedro.backbones.networks import check_name, random_network
->>>>>>> tests
+from mpfm_kedro.backbones.networks import build_backbone, check_name
 from mpfm_kedro.backbones.weights import file_owner, obtain_weights
 from mpfm_kedro.errors import InputError
 from random_networks import random_network

@@ -104,20 +104,6 @@ def test_tokens_are_those_of_timm_where_no_position_is_interpolated(random_weigh
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize(("size", "side"), [(14, 1), (70, 5), (224, 16)])
-def test_maps_of_any_size(random_weights, size, side):
-    backbone = build_backbone(dinov2.NAME, random_weights, AUTO, AUTO)
-    assert (backbone.layers, backbone.map_layers) == (("blocks.9", "norm"), ("blocks.6",))
-    with torch.inference_mode():
-        pooled, maps = backbone.features(photograph(size), ["mean", "max", "std"])
-    assert pooled.shape == (1, 2 * 3 * WIDTH)
-    assert maps.shape == (1, WIDTH, side, side)
-    assert backbone.bytes_per_pixel * size**2 == 4 * 4 * WIDTH * side**2
-
-
-=======
->>>>>>> tests
 def test_positions_of_the_own_grid_are_not_interpolated(random_weights):
     smooth = torch.linspace(0, 1, GRID)[:, None].expand(GRID, GRID).reshape(1, -1, 1).expand(-1, -1, WIDTH)
     embedding = torch.cat([random_weights["pos_embed"][:, :1], smooth], 1)

@@ -19,18 +19,11 @@ import yaml
 from PIL import Image
 from torchvision.models import get_model
 
-<<<<<<< HEAD
 from mpfm_kedro.backbones import extraction
 from mpfm_kedro.backbones.backbone import Backbone
 from mpfm_kedro.backbones.extraction import Extraction
 from mpfm_kedro.backbones.features import BackboneWeights, Features
-from mpfm_kedro.backbones.store import FeatureStore, Rows, StoreFolder, StoreWriter, extraction_version, row_keys
-=======
-from mpfm_kedro.backbones.extraction import Backbone
-from mpfm_kedro.backbones.features import Features
-from mpfm_kedro.backbones.networks import random_network
 from mpfm_kedro.backbones.store import FeatureStore, StoreWriter, extraction_version, row_keys
->>>>>>> tests
 from mpfm_kedro.backbones.weights import digest
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
@@ -112,8 +105,16 @@ def test_samples_of_an_older_version_are_named():
 def test_deep_images_have_the_features_of_eight_bits_and_another_range_is_never_mistaken(images, weights, tmp_path):
     eight = np.asarray(images.read("0.png"))
     np.save(images.folder / "0.npy", eight / np.float32(255))
-    row = {"sample_id": "a", "path": "0.npy", "crop": "", "split": "test", "problem": "", "content_hash": "deep"}
-    samples = pd.DataFrame([row, row | {"path": "0.png", "sample_id": "b", "content_hash": "eight"}])
+    row = {
+        "sample_id": "a",
+        "item": "a",
+        "path": "0.npy",
+        "crop": "",
+        "split": "test",
+        "problem": "",
+        "content_hash": "deep",
+    }
+    samples = pd.DataFrame([row, row | {"path": "0.png", "sample_id": "b", "item": "b", "content_hash": "eight"}])
 
     def pooled(pixel_range: str) -> np.ndarray:
         views = plan_views(samples.assign(pixel_range=[pixel_range, ""]), SIZE, parameters())
@@ -230,21 +231,6 @@ def test_rows_are_those_of_the_backbone(images, weights, tmp_path):
     np.testing.assert_allclose(features.store.maps[row], expected[1][0], rtol=2e-3, atol=1e-3)
 
 
-<<<<<<< HEAD
-def test_rows_are_placed_by_the_keys_of_their_batch(images, weights, tmp_path, monkeypatch):
-    expected = by_view(run(images, weights, tmp_path / "in order"))
-    extract = extraction.extract
-
-    def reverse(*arguments: Any) -> Iterator[Rows]:
-        return reversed(list(extract(*arguments)))
-
-    monkeypatch.setattr(extraction, "extract", reverse)
-    for found, values in zip(by_view(run(images, weights, tmp_path / "reversed")), expected, strict=True):
-        np.testing.assert_array_equal(found, values)
-
-
-=======
->>>>>>> tests
 def test_nothing_is_computed_twice(images, weights, tmp_path, reads):
     first = run(images, weights, tmp_path / "store")
     assert len(reads) == 14
