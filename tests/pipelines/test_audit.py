@@ -24,7 +24,7 @@ from mpfm_kedro.sources.samples import sample, sample_table
 PROJECT = Path(__file__).parents[2]
 DATA = PROJECT.parent / "shared" / "data"
 STRICT = IngestionParameters(allow_partial=True, max_unreadable_share=0.5, max_megapixels=100)
-GROUPED, DROPPING = (STRICT.model_copy(update={name: True}) for name in ("split_by_item", "drop_duplicates"))
+BY_ITEM, DROPPING = (STRICT.model_copy(update={name: True}) for name in ("split_by_item", "drop_duplicates"))
 
 
 def picture(number: int, size: tuple[int, int] = (64, 48)) -> Image.Image:
@@ -152,7 +152,7 @@ def test_unreadable_files_repeat_nothing():
     assert found["detail"] == "for example a (OSError: broken)"
 
 
-def test_groups_on_both_sides_are_counted():
+def test_items_on_both_sides_are_counted():
     samples = table(
         sample_id=list("abcde"), split=["train", "test", "test", "train", "anomaly"], content_hash=list("12345")
     )
@@ -282,7 +282,7 @@ def test_real_repeats_and_leaks(tmp_path):
     assert row(audit, "exact duplicates", "all")[0] == 0
     for leaking in (parts, patches):
         assert row(audited(leaking), "items", "across train and test")[0] > 0
-        apart = audited(split_normals(leaking.assign(split=""), GROUPED))
+        apart = audited(split_normals(leaking.assign(split=""), BY_ITEM))
         assert row(apart, "items", "across train and test")[0] == 0
         assert row(apart, "exact duplicates", "across train and test")[0] == 0
 

@@ -19,8 +19,8 @@ from mpfm_kedro.protocol.runs import (
     make_study_runs,
     records,
 )
-from protocol.small_tables import protocol, sample_table
 from mpfm_kedro.sources.repeats import joined_items
+from protocol.small_tables import protocol, sample_table
 
 
 def anomalies(samples: pd.DataFrame) -> list[str]:
