@@ -199,6 +199,21 @@ def test_contradictory_labels_are_an_error_line(caplog):
     assert [(record.levelname, "a, b" in record.message) for record in caplog.records] == [("ERROR", True)]
 
 
+def test_a_part_that_is_nearly_the_same_as_good_and_as_defect_is_named_and_shown_first(tmp_path, caplog):
+    for folder, kind in (("good", [0, 1, 2, 3, 4, 4, 5, 6, 7]), ("dent", [3, 9])):
+        (tmp_path / folder).mkdir()
+        for name, number in enumerate(kind):
+            image = picture(number)
+            (compressed(image) if folder == "dent" or name == 5 else image).save(tmp_path / folder / f"{name}.png")
+    samples = ingested(ImageLoader("folder", tmp_path, 10**6, tmp_path / "memory" / "files.parquet"))
+    assert samples.groupby("item")["sample_id"].agg(list)["dent/0.png"] == ["dent/0.png", "good/3.png"]
+    *_, sheet = audit_samples(samples, ImageLoader("folder", tmp_path, 10**6, tmp_path / "memory" / "files.parquet"))
+    assert "Nearly the same image is normal and anomalous (1, see duplicate_sheet.png)" in caplog.text
+    assert "for example dent/0.png = good/3.png" in caplog.text
+    titles = [axis.get_title() for axis in sheet.axes[:2]]
+    assert "anomaly\ndent/0.png" in titles[0] and "good/3.png" in titles[1]
+
+
 @pytest.fixture
 def loader(tmp_path: Path) -> ImageLoader:
     for number, name in enumerate([*(f"good/{i}" for i in range(6)), "dent/0", "dent/1"]):
