@@ -10,13 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-<<<<<<< HEAD
+from general_elpv import Cell
 from mpfm_kedro.backbones.backbone import MEAN, STD
 from mpfm_kedro.backbones.extraction import ViewImages
-=======
-from general_elpv import Cell
-from mpfm_kedro.backbones.extraction import MEAN, STD, ViewImages
->>>>>>> tests
 
 BATCH = 32
 

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from general_elpv import KNOWN, SEED, SIZE, WEIGHTS, Cell, fit, open_cell, read_parameters, take, training_data
-from machine import as_table, describe, installed_version, published, write_page
 from mpfm_kedro.backbones.backbone import Backbone
 from mpfm_kedro.backbones.extraction import extract
 from mpfm_kedro.backbones.weights import obtain_weights

@@ -167,3 +167,26 @@ def test_a_production_model_is_made_of_few_known_defects_or_none(tmp_path, defec
         for kind in ("good", "dent")
     )
     assert np.isfinite([*good, *dented]).all() and np.median(dented) > max(good)
+
+
+def test_photos_of_a_part_are_one_item_from_the_split_to_the_guarantee(tmp_path):
+    folder = tmp_path / "parts"
+    for number in range(12):
+        for photo in range(1 + number % 4):
+            draw(folder / "good" / f"part{number}", photo + 10 * number, False)
+    for number in range(6):
+        draw(folder / "dent" / f"part{number}", number, True)
+    ingestion = {"item_pattern": r"(part\d+)/"}
+    out = run(tmp_path, folder, "fit", ingestion=ingestion)
+    samples = pd.read_parquet(out / "02_intermediate" / "parts" / "samples.parquet")
+    normals = samples[samples["label"] == 0]
+    assert normals.groupby("item")["split"].nunique().eq(1).all() and normals["item"].nunique() == 12
+    card = json.loads((out / "06_models" / "parts" / "production" / "model" / "card.json").read_text())
+    assert card["data"]["normals"] == len(normals) == 30 and card["threshold"]["n_normals"] == 12
+    assert "12 held-out normal items" in card["guarantee"]
+    assert (out / "08_reporting" / "parts" / "duplicate_sheet.png").is_file()
+    run(tmp_path, folder, ingestion=ingestion)
+    (learned,) = pd.read_parquet(out / "05_model_input" / "parts" / "general" / "runs.parquet").to_dict("records")
+    item = samples.set_index("sample_id")["item"]
+    trained = {*item[learned["train_normals"]], *item[learned["known_anomalies"]]}
+    assert not trained & {*item[learned["test_normals"]], *item[learned["test_anomalies"]]}

@@ -92,28 +92,38 @@ def test_the_guarantee_holds_in_simulation(n, rate, tied):
         assert above.mean() == pytest.approx(found.rate_expected, abs=0.01)
 
 
-def test_images_counted_as_items_would_break_the_guarantee():
-    """Eight equal pieces of each item: the rate of items holds by items only."""
-    rng, draws = np.random.default_rng(0), 300
-    items = np.repeat(np.arange(40), 8)
-    of_items, of_pieces = [], []
-    for _ in range(draws):
-        scores = rng.uniform(size=40)[items]
-        of_items.append(1 - choose_threshold(scores, 0.1, 0.95, items).defective)
-        of_pieces.append(1 - choose_threshold(scores, 0.1, 0.95).defective)
-    assert (np.array(of_items) <= 0.1).mean() >= 0.92
-    assert (np.array(of_pieces) <= 0.1).mean() < 0.85
+@pytest.mark.parametrize("correlation", [0.3, 0.9])
+def test_the_guarantee_holds_for_items_of_one_to_ten_photos_and_images_as_items_break_it(correlation):
+    """Photos of an item have correlated scores; the share of new photos, and of new items, above the threshold."""
+    rng, rate, n_draws = np.random.default_rng(0), 0.05, 400
+
+    def photos(n_items):
+        items = np.repeat(np.arange(n_items), rng.integers(1, 11, n_items))
+        noise = rng.normal(size=len(items))
+        return items, np.sqrt(correlation) * rng.normal(size=n_items)[items] + np.sqrt(1 - correlation) * noise
+
+    new_items, new = photos(20_000)
+    largest = item_scores(new, new_items)
+    false_alarms = []
+    for _ in range(n_draws):
+        items, scores = photos(100)
+        by_item, by_image = (choose_threshold(scores, rate, 0.95, own).defective for own in (items, None))
+        false_alarms.append([(largest > by_item).mean(), (new > by_item).mean()])
+        false_alarms[-1].append((new > by_image).mean())
+    broken = (np.array(false_alarms) > rate).sum(0)
+    allowed = binom.ppf(0.999, n_draws, 0.05)
+    assert (broken[:2] <= allowed).all() and broken[2] > allowed
 
 
 @given(SCORES, RATES, CONFIDENCES, st.data())
 @settings(deadline=None)
 def test_an_item_is_its_largest_score(scores, rate, confidence, data):
     pieces = data.draw(st.lists(st.integers(0, len(scores) - 1), min_size=0, max_size=50))
-    groups = np.concatenate([np.arange(len(scores)), np.array(pieces, dtype=int)])
-    lower = scores[groups] - np.repeat([0.0, 1.0], [len(scores), len(pieces)])
-    assert sorted(item_scores(lower, groups)) == sorted(scores)
-    assert choose_threshold(lower, rate, confidence, groups) == choose_threshold(scores, rate, confidence)
-    names = [f"item {number}" for number in groups]
+    items = np.concatenate([np.arange(len(scores)), np.array(pieces, dtype=int)])
+    lower = scores[items] - np.repeat([0.0, 1.0], [len(scores), len(pieces)])
+    assert sorted(item_scores(lower, items)) == sorted(scores)
+    assert choose_threshold(lower, rate, confidence, items) == choose_threshold(scores, rate, confidence)
+    names = [f"item {number}" for number in items]
     assert choose_threshold(lower, rate, confidence, names) == choose_threshold(scores, rate, confidence)
 
 
@@ -173,7 +183,7 @@ def test_a_threshold_can_be_stored_as_strict_json():
         (lambda: choose_threshold([1.0], 1.0, 0.95), "rate is 1.0"),
         (lambda: choose_threshold([1.0], np.nan, 0.95), "rate is nan"),
         (lambda: choose_threshold([1.0], 0.01, 95), "confidence is 95; it must be at least 0.5 and below 1"),
-        (lambda: choose_threshold([1.0, 2.0], 0.01, 0.95, ["a"]), "1 groups for 2 scores"),
+        (lambda: choose_threshold([1.0, 2.0], 0.01, 0.95, ["a"]), "1 items for 2 scores"),
         (lambda: decide([np.nan], choose_threshold([1.0], 0.01, 0.95)), "no decision"),
         (lambda: p_values([np.nan], [1.0]), "no p-value"),
         (lambda: p_values([1.0], []), "at least one"),

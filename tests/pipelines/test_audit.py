@@ -24,7 +24,7 @@ from mpfm_kedro.sources.samples import sample, sample_table
 PROJECT = Path(__file__).parents[2]
 DATA = PROJECT.parent / "shared" / "data"
 STRICT = IngestionParameters(allow_partial=True, max_unreadable_share=0.5, max_megapixels=100)
-GROUPED, DROPPING = (STRICT.model_copy(update={name: True}) for name in ("split_by_item", "drop_duplicates"))
+BY_ITEM, DROPPING = (STRICT.model_copy(update={name: True}) for name in ("split_by_item", "drop_duplicates"))
 
 
 def picture(number: int, size: tuple[int, int] = (64, 48)) -> Image.Image:
@@ -134,7 +134,7 @@ def test_unreadable_files_repeat_nothing():
     assert found["detail"] == "for example a (OSError: broken)"
 
 
-def test_groups_on_both_sides_are_counted():
+def test_items_on_both_sides_are_counted():
     samples = table(
         sample_id=list("abcde"), split=["train", "test", "test", "train", "anomaly"], content_hash=list("12345")
     )
@@ -169,6 +169,21 @@ def test_no_line_where_nothing_is_shared_or_all_of_it_is_dropped(caplog):
 def test_contradictory_labels_are_an_error_line(caplog):
     audited(table(sample_id=["a", "b"], split=["train", "anomaly"], content_hash=["1", "1"]))
     assert [(record.levelname, "a, b" in record.message) for record in caplog.records] == [("ERROR", True)]
+
+
+def test_a_part_that_is_nearly_the_same_as_good_and_as_defect_is_named_and_shown_first(tmp_path, caplog):
+    for folder, kind in (("good", [0, 1, 2, 3, 4, 4, 5, 6, 7]), ("dent", [3, 9])):
+        (tmp_path / folder).mkdir()
+        for name, number in enumerate(kind):
+            image = picture(number)
+            (compressed(image) if folder == "dent" or name == 5 else image).save(tmp_path / folder / f"{name}.png")
+    samples = ingested(ImageLoader("folder", tmp_path, 10**6, tmp_path / "memory" / "files.parquet"))
+    assert samples.groupby("item")["sample_id"].agg(list)["dent/0.png"] == ["dent/0.png", "good/3.png"]
+    *_, sheet = audit_samples(samples, ImageLoader("folder", tmp_path, 10**6, tmp_path / "memory" / "files.parquet"))
+    assert "Nearly the same image is normal and anomalous (1, see duplicate_sheet.png)" in caplog.text
+    assert "for example dent/0.png = good/3.png" in caplog.text
+    titles = [axis.get_title() for axis in sheet.axes[:2]]
+    assert "anomaly\ndent/0.png" in titles[0] and "good/3.png" in titles[1]
 
 
 @pytest.fixture
@@ -248,7 +263,7 @@ def test_real_repeats_and_leaks(tmp_path):
     assert row(audit, "exact duplicates", "all")[0] == 0
     for leaking in (parts, patches):
         assert row(audited(leaking), "items", "across train and test")[0] > 0
-        apart = audited(split_normals(leaking.assign(split=""), GROUPED))
+        apart = audited(split_normals(leaking.assign(split=""), BY_ITEM))
         assert row(apart, "items", "across train and test")[0] == 0
         assert row(apart, "exact duplicates", "across train and test")[0] == 0
 

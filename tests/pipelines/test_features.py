@@ -105,16 +105,8 @@ def test_samples_of_an_older_version_are_named():
 def test_deep_images_have_the_features_of_eight_bits_and_another_range_is_never_mistaken(images, weights, tmp_path):
     eight = np.asarray(images.read("0.png"))
     np.save(images.folder / "0.npy", eight / np.float32(255))
-    row = {
-        "sample_id": "a",
-        "item": "a",
-        "path": "0.npy",
-        "crop": "",
-        "split": "test",
-        "problem": "",
-        "content_hash": "deep",
-    }
-    samples = pd.DataFrame([row, row | {"path": "0.png", "sample_id": "b", "item": "b", "content_hash": "eight"}])
+    row = {"sample_id": "a", "item": "a", "path": "0.npy", "crop": "", "split": "test", "problem": ""}
+    samples = pd.DataFrame([row, row | {"path": "0.png", "sample_id": "b"}]).assign(content_hash=["deep", "eight"])
 
     def pooled(pixel_range: str) -> np.ndarray:
         views = plan_views(samples.assign(pixel_range=[pixel_range, ""]), SIZE, parameters())
@@ -179,7 +171,7 @@ def plan(images: ImageLoader) -> pd.DataFrame:
         content = images.examine_crops(file.name, [""])[0]["content_hash"]
         for view in ("original", "cutmix-0"):
             row = {"sample_id": file.stem, "path": file.name, "crop": "", "content_hash": content, "view": view}
-            rows.append(row)
+            rows.append(row | {"item": file.stem})
     return pd.DataFrame(rows)
 
 

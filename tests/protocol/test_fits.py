@@ -110,6 +110,23 @@ def test_another_image_under_the_same_name_is_another_fit_if_it_is_learned(featu
     assert (before[0].fits["prototypes"] != after[0].fits["prototypes"]) == (role == "train_normals")
 
 
+def test_items_of_several_images_are_another_fit_and_their_names_are_not(features, parameters):
+    runs = with_methods(TRAINED, runs=RUNS[:1])
+    first, second = RUNS["train_normals"].iloc[0][:2]
+    known = RUNS["known_anomalies"].iloc[0][0]
+    renamed = features.index.assign(item="another " + features.index["item"])
+    two_photos, both_labels = (
+        renamed.assign(item=renamed["item"].mask(renamed["sample_id"] == other, f"another {first}"))
+        for other in (second, known)
+    )
+    before, *others = (
+        plan_mpfm(runs, replace(features, index=index), parameters)[0].fits
+        for index in (features.index, renamed, two_photos, both_labels)
+    )
+    differs = [{stage: fits[stage] != before[stage] for stage in ("prototypes", "training")} for fits in others]
+    assert [list(different.values()) for different in differs] == [[False, False], [True, True], [False, True]]
+
+
 def changed(parameters: Parameters, group: str, **values: object) -> Parameters:
     return parameters.model_copy(update={group: getattr(parameters, group).model_copy(update=values)})
 

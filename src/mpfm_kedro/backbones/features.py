@@ -41,7 +41,7 @@ class Features:
 
     @classmethod
     def locate(cls, views: pd.DataFrame, store: StoreFolder) -> Features:
-        """The features of these views (sample_id, item, content_hash, crop, view); the store must have all of them."""
+        """The features of these views (sample_id, item, content_hash, crop, view); all must be in the store."""
         rows = row_keys(views).map(store.row_of)
         if rows.isna().any():
             raise InputError(

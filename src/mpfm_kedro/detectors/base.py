@@ -32,7 +32,7 @@ class TrainingData:
 
     def of_backbone(self, number: int) -> TrainingData:
         """The same images in one of the backbones, 0 is the first."""
-        normals, pseudo, anomalies = (rows.of_backbone(number) for rows in (self.normals, self.pseudo, self.anomalies))
+        normals, pseudo, anomalies = (part.of_backbone(number) for part in (self.normals, self.pseudo, self.anomalies))
         return TrainingData(normals, pseudo, anomalies, self.items)
 
     @property

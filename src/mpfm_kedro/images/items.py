@@ -14,6 +14,7 @@ from mpfm_kedro.sources.repeats import joined_items
 logger = logging.getLogger(__name__)
 MIN_SHARE = 0.5  # of the paths that a pattern must match
 EXAMPLES = 3
+MAX_SET = 0.5  # of the images, that may be near copies of each other
 
 
 def match_items(paths: pd.Series, pattern: str) -> pd.Series:
@@ -23,7 +24,7 @@ def match_items(paths: pd.Series, pattern: str) -> pd.Series:
     if len(others) > (1 - MIN_SHARE) * len(paths):
         raise InputError(
             f"Parameter 'ingestion.item_pattern' = '{pattern}' matches {len(paths) - len(others)} of {len(paths)} "
-            f"paths; not, for example, {', '.join(others[:EXAMPLES])}"
+            f"paths; it does not match, for example, {', '.join(others[:EXAMPLES])}"
         )
     if others:
         message = "ingestion.item_pattern does not match %d of %d paths, each of which is an item, for example %s"
@@ -34,13 +35,21 @@ def match_items(paths: pd.Series, pattern: str) -> pd.Series:
 def join_images(samples: pd.DataFrame, pattern: str, by_item: bool) -> pd.DataFrame:
     """The samples with their final item: items that share an image are one.
 
-    Where items matter (``by_item``) and no pattern names them, near copies are one, too.
+    Where items matter (``by_item``) and no pattern names them, near copies are one, too, unless most images are alike:
+    then the hashes only show what all parts have in common.
     """
-    near = [near_copies(samples)] if by_item and pattern == AUTO else []
-    named = samples.assign(item=joined_items(samples, *near))
-    n_items = (named["category"] + "|" + named["item"]).nunique()
-    if by_item and n_items < len(named):
-        how = "near copies are one item" if near else "named by ingestion.item_pattern"
-        hint = "; name items by ingestion.item_pattern, '(.*)' makes each image one" if near else ""
-        logger.info("%d items in %d images: %s%s", n_items, len(named), how, hint)
+    near = near_copies(samples) if pattern == AUTO else samples["sample_id"]
+    alike = near.value_counts().iloc[0] > MAX_SET * len(samples)
+    named = samples.assign(item=joined_items(samples, *([near] if by_item and not alike else [])))
+    if by_item:
+        n_items = (named["category"] + "|" + named["item"]).nunique()
+        logger.info("%d items in %d images: %s", n_items, len(named), _origin(pattern, alike))
     return named
+
+
+def _origin(pattern: str, alike: bool) -> str:
+    """Where items come from, and how to change it."""
+    if pattern != AUTO:
+        return "named by ingestion.item_pattern"
+    near = "most images are alike, so only equal ones are one item" if alike else "only near copies are one item"
+    return f"{near}. If others show one part, name it by ingestion.item_pattern; '(.*)' makes each image an item"

@@ -7,7 +7,7 @@ from functools import partial
 from kedro.pipeline import Pipeline, node
 from kedro.pipeline.node import Node
 
-from mpfm_kedro.pipelines import ingestion
+from mpfm_kedro.pipelines import audit, ingestion
 from mpfm_kedro.pipelines.evaluation import evaluate_study
 from mpfm_kedro.pipelines.export import export_network
 from mpfm_kedro.pipelines.features.nodes import plan_mpfm_features
@@ -23,16 +23,17 @@ from mpfm_kedro.reports.predictions import write_page
 
 def create_fit() -> Pipeline:
     """From raw images to a model folder: all normals and all known anomalies, none of which is kept for a test."""
-    return ingestion.create_pipeline() + Pipeline(_production())
+    return ingestion.create_pipeline() + audit.create_pipeline() + Pipeline(_production())
 
 
 def _production() -> list[Node]:
     """From a sample table and a collection to a model folder."""
     new = partial(study_node, "production")
+    gathered = ["samples", "collection", "images", "params:ingestion"]
     extracted = ["production_samples", "images", "backbone_weights", "params:features", "params:compute"]
     read = ["production_samples", "models", "production_features", "images", "backbone_weights", "setting_summaries"]
     return [
-        new(gather_samples, ["samples", "collection", "images"], "production_samples", name="gather_samples"),
+        new(gather_samples, gathered, "production_samples", name="gather_samples"),
         new(plan_mpfm_features, extracted, "production_features", name="extract_features"),
         new(draw_production_run, ["production_samples", "params:protocol"], "runs", name="draw_runs"),
         *mpfm_stages("production", "production_features"),

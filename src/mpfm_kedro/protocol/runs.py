@@ -279,7 +279,7 @@ def _of_other_items(
     for kind, remaining in kept.items():
         if tests[kind] and not remaining:
             raise InputError(
-                f"{name}: with ingestion.split_by_item no sample remains for {kind}: the items of all "
-                f"{len(tests[kind])} are among the training normals or the pool of known anomalies"
+                f"{name}: with ingestion.split_by_item no sample remains for {kind}: all {len(tests[kind])} show items "
+                "that are among the training normals or the pool of known anomalies"
             )
     return kept

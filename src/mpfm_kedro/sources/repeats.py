@@ -8,6 +8,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 DROPPED = "dropped: "
+LEAK = DROPPED + "its item trains"
 
 
 def unreadable(samples: pd.DataFrame) -> pd.Series:

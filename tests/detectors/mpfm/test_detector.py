@@ -16,9 +16,8 @@ def double(n_known):
     def both(one, other):
         return replace(one, beside=(replace(other, maps=other.maps.repeat(2, 2).repeat(2, 3)),))
 
-    data = TrainingData(
-        *(both(getattr(first[0], each), getattr(second[0], each)) for each in ("normals", "pseudo", "anomalies"))
-    )
+    kinds = ("normals", "pseudo", "anomalies")
+    data = TrainingData(*(both(getattr(first[0], kind), getattr(second[0], kind)) for kind in kinds))
     return data, *(both(one, other) for one, other in zip(first[1:], second[1:], strict=True))
 
 

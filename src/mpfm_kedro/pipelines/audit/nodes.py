@@ -123,25 +123,32 @@ def _count_classes(usable: pd.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def _log_leaks(repeated: pd.DataFrame, groups: pd.DataFrame) -> None:
-    """One line where train and test share images or groups, one for each image of contradictory labels."""
+def _log_leaks(repeated: pd.DataFrame, items: pd.DataFrame) -> None:
+    """One line where train and test share images or items, one for each image of contradictory labels.
+
+    Near copies of contradictory labels share a line: many defects are small.
+    """
     exact = repeated[repeated["kind"] == "exact"]
     near = repeated[repeated["kind"] == "near"]
-    found = {"exact copies": _shared(exact), "near copies": _shared(near), "parts of one item": _shared(groups)}
+    found = {"exact copies": _shared(exact), "near copies": _shared(near), "parts of one item": _shared(items)}
     if any(found.values()):
         logger.warning(
-            "Train and test share %s, for example %s: results on them are optimistic; see ingestion.drop_duplicates "
-            "and ingestion.group_split",
+            "Train and test share %s, for example %s: results on them are optimistic; ingestion.split_by_item=true "
+            "keeps an item and its copies on one side",
             ", ".join(f"{name} ({len(sets)})" for name, sets in found.items() if sets),
             next(sets[0] for sets in found.values() if sets),
         )
     for name, part in exact.groupby("set", sort=False):
         if part["label"].nunique() > 1:
             logger.error("The same image is normal and anomalous (%s): %s", name, ", ".join(part["sample_id"]))
+    if contradictory := _shared(near, "label"):
+        message = "Nearly the same image is normal and anomalous (%d, see duplicate_sheet.png), for example %s"
+        logger.warning(message, len(contradictory), contradictory[0])
 
 
-def _shared(members: pd.DataFrame) -> list[str]:
-    """The sets that have members in train and in test: one of each."""
-    first = members[members["split"] != "anomaly"].drop_duplicates(["set", "split"])
+def _shared(members: pd.DataFrame, by: str = "split") -> list[str]:
+    """The sets that have normals in train and in test, or members of both labels: one of each."""
+    compared = members if by == "label" else members[members["split"] != "anomaly"]
+    first = compared.drop_duplicates(["set", by])
     first = first[first["set"].duplicated(keep=False)]
     return first.groupby("set", sort=False)["sample_id"].agg(" = ".join).tolist()

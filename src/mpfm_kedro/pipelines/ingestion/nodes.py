@@ -19,7 +19,7 @@ from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.ranges import find_range
 from mpfm_kedro.parameters import AUTO, IngestionParameters
 from mpfm_kedro.sources import get_source, source_of, splits_by_item
-from mpfm_kedro.sources.repeats import DROPPED, content
+from mpfm_kedro.sources.repeats import DROPPED, LEAK, content
 
 logger = logging.getLogger(__name__)
 PLAIN_FORMATS = {"L", "RGB"}
@@ -158,11 +158,9 @@ def _drop_leaks(samples: pd.DataFrame) -> pd.Series:
     trained = set((usable["category"] + "|" + usable["item"])[usable["split"] == "train"])
     leaks = usable.index[(usable["split"] == "test") & (usable["category"] + "|" + usable["item"]).isin(trained)]
     problem = samples["problem"].copy()
-    problem[leaks] = DROPPED + "its item trains"
+    problem[leaks] = LEAK
     if len(leaks):
-        message = (
-            "Test images of items that train are dropped: %d, for example %s; ingestion.split_by_item=false keeps them"
-        )
+        message = "%d test images show items that train and are dropped, for example %s (ingestion.split_by_item)"
         logger.warning(message, len(leaks), samples["sample_id"][leaks[0]])
     return problem
 
