@@ -6,7 +6,7 @@ BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 UNIT_TESTS := tests/detectors/mpfm tests/evaluation tests/images tests/protocol tests/sources tests/test_golden_numbers.py
 
-.PHONY: run test check lint parameters app viz benchmark benchmark-engines benchmark-peers benchmark-growth benchmark-study faults fuzz audit clean
+.PHONY: run test check lint parameters app viz benchmark benchmark-peers faults fuzz audit clean
 
 # the hard setting on ELPV, from raw images to data/08_reporting/elpv/hard/report.html
 run: $(BASE)
@@ -49,36 +49,19 @@ benchmark: $(DEV)
 	$(VENV)/bin/python benchmarks/speed.py
 	$(VENV)/bin/python benchmarks/inspection.py
 
-# which engine should run the feature network: docs/results/engines.md; adds OpenVINO and nncf to the environment.
-# ARGS="--samples 300 --images 64 --no-auc" is a quick try, whose page is only printed
-benchmark-engines: $(DEV)
-	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[dev,engines]'
-	$(VENV)/bin/python benchmarks/engines.py $(ARGS)
-
-# MPFM beside anomalib: docs/results/peers.md; an environment of its own, because anomalib brings eighteen packages, with
-# the same torch; ARGS="--images 100 --coreset-ratio 0.01" is a quick try, printed only
+# MPFM and anomalib as a page; in an environment of its own, because anomalib brings eighteen packages, with the same
+# torch; ARGS="--images 100 --coreset-ratio 0.01" is a quick try
 benchmark-peers:
 	$(PYTHON) -m venv $(VENV)-peers
 	$(VENV)-peers/bin/pip install --quiet --constraint constraints.txt --editable '.[peers]'
 	$(VENV)-peers/bin/python benchmarks/peers.py $(ARGS)
 
-# seconds, memory and disk of every stage for 1, 4 and 16 copies of ELPV, as docs/results/growth.md; alone on the machine,
-# with 20 GB of disk in the folder for temporary files; a size that the same revision measured before is kept;
-# ARGS="--sizes 1,2 --images 300" is a quick try, whose page is only printed
-benchmark-growth: $(DEV)
-	$(VENV)/bin/python benchmarks/growth.py $(ARGS)
-
-# a study of real images without Dask and on Dask with a killed worker, compared bit by bit, as docs/results/killed_study.md;
-# make benchmark-study ARGS="--data-root FOLDER" where BrainMRI and HeadCT are elsewhere
-benchmark-study: $(DEV)
-	PYTHONPATH=tests $(VENV)/bin/python benchmarks/killed_study.py $(ARGS)
-
-# every fault in every stage, and every damage of every kind of stored file, as tables (docs/operations.md); as root all
-# of it, otherwise without full disks and lost permissions; ARGS="disk full" does a part
+# every fault in every stage, and every damage of every kind of stored file (docs/operations.md); as root all of it,
+# otherwise without full disks
 faults: $(DEV)
-	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m faults "$(ARGS)"
+	FAULTS=all OMP_NUM_THREADS=1 $(VENV)/bin/pytest tests/faults
 
-# more than 100,000 odd inputs to everything that reads foreign bytes; their number is printed
+# more than 100,000 odd inputs to everything that reads foreign bytes
 fuzz: $(DEV)
 	FUZZ_SHARE=1 OMP_NUM_THREADS=1 $(VENV)/bin/pytest --numprocesses=2 --dist=load tests/fuzzing
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from mpfm_kedro.backbones.extraction import MEAN, STD, ViewImages
+from general_elpv import Cell
+from mpfm_kedro.backbones.backbone import MEAN, STD
+from mpfm_kedro.backbones.extraction import ViewImages
 
 BATCH = 32
 
@@ -57,23 +58,22 @@ class Anomalib:
         load_backbone(self.model.feature_extractor.feature_extractor, weights)
         self._mean, self._std = (255 * torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, STD))
 
-    def fit(self, normals: ViewImages) -> None:
-        """Collect the features of all normals, then fit; ``last_step`` is the seconds after the features."""
+    def fit(self, cell: Cell) -> None:
+        """Collect the features of all training normals, then fit."""
         self.model.train()
         self.model.feature_extractor.eval()
         with torch.no_grad():
-            for _, images in self._batches(normals):
+            for _, images in self._batches(cell.dataset(cell.normals)):
                 self.model(self._normalised(images))
-            start = time.perf_counter()
             self._finish(self.model)
-            self.last_step = time.perf_counter() - start
 
-    def scores(self, tested: ViewImages) -> np.ndarray:
-        """One score for each image; the heat maps, which these models always make, are dropped."""
+    def scores(self, cell: Cell) -> np.ndarray:
+        """One for each test image; the heat maps, which these models always make, are dropped."""
         self.model.eval()
         with torch.no_grad():
-            found = [self.model(self._normalised(images)).pred_score.flatten() for _, images in self._batches(tested)]
-        return torch.cat(found).double().numpy()
+            batches = self._batches(cell.dataset(cell.tested))
+            scores = [self.model(self._normalised(images)).pred_score.flatten() for _, images in batches]
+        return torch.cat(scores).double().numpy()
 
     def _batches(self, images: ViewImages) -> DataLoader:
         """As ``extract`` reads them."""

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from sklearn.metrics import roc_auc_score
 
 from mpfm_kedro.backbones.extraction import ViewImages
 from mpfm_kedro.backbones.rows import FeatureRows
@@ -70,10 +69,10 @@ class Cell:
         """Positions of the test set, normals first."""
         return self.positions([*self.run["test_normals"], *self.run["test_anomalies"]])
 
-    def auc(self, scores: np.ndarray) -> float:
-        """Of the test set's scores."""
+    def table(self, scores: np.ndarray) -> pd.DataFrame:
+        """Scores and labels of the test set."""
         label = [0] * len(self.run["test_normals"]) + [1] * len(self.run["test_anomalies"])
-        return float(roc_auc_score(label, scores))
+        return pd.DataFrame({"label": label, "score": scores})
 
 
 def read_parameters() -> Parameters:

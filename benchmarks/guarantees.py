@@ -1,26 +1,37 @@
 """Does the guarantee hold? False-alarm rates that were guaranteed and found, on the test side of a dataset.
 
     python benchmarks/guarantees.py elpv        # after kedro run --pipelines=features --params=dataset=elpv
+    python benchmarks/guarantees.py folder --data-root parts --items       # several images of an item
 
 Each seed fits a model as `kedro run --pipelines=fit` does, on the training side of the general setting alone: the
-guarantee rests on training normals, and is compared with the test normals that nothing was fitted to.
+guarantee rests on training normals, and is compared with the test normals that nothing was fitted to. With ``--items``
+each seed also divides the normals anew, by item, no defect is known, and thresholds that rest on items are compared
+with thresholds that take each image as an item.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import torch
+from sklearn.model_selection import GroupShuffleSplit
 
+from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.detectors.mpfm.detector import load
+from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.views import ORIGINAL
-from mpfm_kedro.inspection.production import ProductionFit, calibrate
-from mpfm_kedro.inspection.thresholds import DEFECTIVE, GOOD, UNCERTAIN, choose_threshold, decide, item_scores
+from mpfm_kedro.inspection.production import ProductionFit, score_held_out
+from mpfm_kedro.inspection.thresholds import DEFECTIVE, GOOD, UNCERTAIN, choose_threshold, decide
+from mpfm_kedro.parameters import Parameters
 from mpfm_kedro.protocol.data import select
-from mpfm_kedro.protocol.runs import make_general_runs
+from mpfm_kedro.protocol.runs import make_general_runs, make_production_run
 from project import fit_mpfm, open_project, parser
 
-RATES = (0.005, 0.01, 0.05)
+RATES = (0.005, 0.01, 0.02, 0.05)
 DEVICE = torch.device("cpu")
 
 
@@ -28,21 +39,26 @@ def main() -> None:
     """Fit, compare, print a table in Markdown."""
     arguments = parser(str(__doc__).splitlines()[0])
     arguments.add_argument("--confidence", type=float, default=0.95)
+    arguments.add_argument("--items", action="store_true", help="compare items with images as observations")
     given = arguments.parse_args()
     parameters, compute, (samples, features, images) = open_project(given, "samples", "features", "images")
+    if given.items:
+        table = pd.DataFrame(compare_observations(samples, features, images, parameters, compute, given))
+        print(table.groupby(["observations", "rate"]).agg(["mean", "max"]).to_markdown(floatfmt=".2%"))
+        return
     protocol = parameters.protocol.model_copy(update={"n_anomalies": [10], "n_seeds": given.seeds})
     trials, _ = fit_mpfm(make_general_runs(samples, protocol), features, parameters, compute)
     rows = []
     for trial in trials:
         run, fits = trial.run, trials.artefacts(trial)
         fitted = ProductionFit(run, fits, features, samples, images, [])
-        calibration, _ = calibrate(fitted, DEVICE)
+        calibration, _ = score_held_out(fitted, DEVICE)
         detector = load(fits, DEVICE)
         found = {
             kind: detector.score_samples(select(features, np.array(run[f"test_{kind}"]), [ORIGINAL])).score
             for kind in ("normals", "anomalies")
         }
-        unseen = item_scores(calibration.normal_scores, calibration.normal_items)
+        unseen = calibration.item_scores
         for rate in RATES:
             threshold = choose_threshold(unseen, rate, given.confidence)
             of_normals, of_anomalies = (decide(found[kind], threshold) for kind in ("normals", "anomalies"))
@@ -59,6 +75,38 @@ def main() -> None:
                 }
             )
     print(as_markdown(pd.DataFrame(rows), len(found["normals"]), given.confidence))
+
+
+def compare_observations(
+    samples: pd.DataFrame, features: Features, images: ImageLoader, parameters: Parameters, compute: Any, given: Any
+) -> Iterator[dict[str, Any]]:
+    """False alarms among images and items of new items, with items or images as observations."""
+    normals = samples[(samples["label"] == 0) & (samples["problem"] == "")]
+    for seed in range(given.seeds):
+        divided = GroupShuffleSplit(1, test_size=0.25, random_state=seed).split(normals, groups=normals["item"])
+        (_, test), *_ = divided
+        new = normals.iloc[test]
+        known = normals.assign(split="train").drop(new.index)
+        for observations in ("items", "images"):
+            index = features.index
+            own = replace(features, index=index.assign(item=index["sample_id"]) if observations == "images" else index)
+            trials, _ = fit_mpfm(make_production_run(known, seed), own, parameters, compute, unsupervised=True)
+            (trial,) = trials
+            fits = trials.artefacts(trial)
+            calibration, _ = score_held_out(ProductionFit(trial.run, fits, own, known, images, []), DEVICE)
+            rows = select(features, new["sample_id"].to_numpy(), [ORIGINAL])
+            score = load(fits, DEVICE).score_samples(rows).score
+            for rate in RATES:
+                threshold = choose_threshold(calibration.item_scores, rate, given.confidence)
+                alarm = pd.Series(score > threshold.defective).groupby(new["item"].to_numpy())
+                yield {
+                    "observations": observations,
+                    "rate": rate,
+                    "number": threshold.n_normals,
+                    "guaranteed": threshold.rate_guaranteed,
+                    "images": (score > threshold.defective).mean(),
+                    "items": alarm.any().mean(),
+                }
 
 
 def as_markdown(table: pd.DataFrame, n_test: int, confidence: float) -> str:

@@ -25,8 +25,10 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
-from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract
+from mpfm_kedro.backbones.backbone import Backbone
+from mpfm_kedro.backbones.extraction import ViewImages, extract
 from mpfm_kedro.detectors.mpfm.detector import keep_final
+from mpfm_kedro.evaluation.columns import PART_COLUMNS
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.inspection.export import ExportedModel, open_network, run_network, write_network
 from mpfm_kedro.inspection.inspector import Inspector
@@ -52,7 +54,8 @@ def make_model() -> Model:
     card |= {"heat_map": {"low": 0.0, "high": 20.0}, "threshold": asdict(choose_threshold(scores, 0.01, 0.95))}
     names = pd.DataFrame({"sample_id": [f"{i}" for i in range(900)], "defect_class": "", "thumbnail": b""})
     gallery = Gallery(names, data.normals.pooled)
-    seen = HeldOutScores(scores, np.arange(1000), np.array([9.0]))
+    table = pd.DataFrame({"label": 0, "item": np.arange(1000), "score": scores, **dict.fromkeys(PART_COLUMNS, scores)})
+    seen = HeldOutScores(table)
     return Model(card, keep_final(fit_shortly(data)), [resnet18().state_dict()], seen, gallery)
 
 

@@ -14,7 +14,7 @@ from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.configuration import project_root
 from mpfm_kedro.parameter_checks import check_parameters
 from mpfm_kedro.parameters import ComputeParameters, Parameters
-from mpfm_kedro.pipelines.mpfm.nodes import calibrate_scores, initialise_prototypes, train_mpfm
+from mpfm_kedro.pipelines.mpfm import calibrate_scores, initialise_prototypes, train_mpfm
 from mpfm_kedro.protocol.memory import Memory
 from mpfm_kedro.protocol.methods import rows_of_mpfm, to_json
 from mpfm_kedro.protocol.trials import Trials
@@ -43,12 +43,17 @@ def open_project(given: argparse.Namespace, *names: str) -> tuple[Parameters, Co
 
 
 def fit_mpfm(
-    runs: pd.DataFrame, features: Features, parameters: Parameters, compute: ComputeParameters
+    runs: pd.DataFrame,
+    features: Features,
+    parameters: Parameters,
+    compute: ComputeParameters,
+    unsupervised: bool = False,
 ) -> tuple[Trials, Memory]:
     """MPFM on all runs, with the memory of the dataset; what is there is not fitted again."""
     memory = Memory(Path(parameters.output_root) / "06_models" / parameters.name)
     prototypes, training, repairs = parameters.prototypes, parameters.training, parameters.repairs
-    own = runs.assign(methods=to_json(rows_of_mpfm()[:1]))
+    mpfm, _, untrained = rows_of_mpfm()
+    own = runs.assign(methods=to_json([untrained if unsupervised else mpfm]))
     trials = Trials(initialise_prototypes(own, features, prototypes, repairs, compute).run(memory), memory)
     for stage in (train_mpfm, calibrate_scores):
         trials = Trials(stage(trials, features, training, repairs, compute).run(memory), memory)

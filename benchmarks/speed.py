@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torchvision.models import resnet18
 
 from general_elpv import fit, read_parameters
-from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract
+from mpfm_kedro.backbones.backbone import Backbone
+from mpfm_kedro.backbones.extraction import ViewImages, extract
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Artefact, Context, TrainingData
 from mpfm_kedro.detectors.mpfm.detector import load

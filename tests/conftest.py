@@ -7,10 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from kedro.framework.session import KedroSession
-from kedro.framework.startup import bootstrap_project
 
-PROJECT = Path(__file__).parents[1]
+from running import run
+
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # some virtual machines claim AMX and have none
 
 
@@ -18,10 +17,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # some virtual 
 def fitted_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with raw images (raw) and all that the pipeline fit makes of them (out)."""
     folder = tmp_path_factory.mktemp("fitted")
-    bootstrap_project(PROJECT)
-    roots = {"data_root": str(folder / "raw"), "output_root": str(folder / "out")}
-    with KedroSession.create(PROJECT, env="test", runtime_params=roots) as session:
-        session.run(pipeline_names=["fit"])
+    run("fit", folder)
     return folder
 
 

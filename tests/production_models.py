@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
@@ -12,11 +13,12 @@ import torch
 from PIL import Image
 from torchvision.models import get_model
 
-from mpfm_kedro.backbones.building import build_backbone
 from mpfm_kedro.backbones.extraction import to_pixels
+from mpfm_kedro.backbones.networks import build_backbone
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import TrainingData
 from mpfm_kedro.detectors.mpfm.detector import keep_final
+from mpfm_kedro.evaluation.columns import PART_COLUMNS
 from mpfm_kedro.inspection.model import FORMAT, Gallery, HeldOutScores, Model
 from mpfm_kedro.inspection.thresholds import choose_threshold
 from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
@@ -37,6 +39,17 @@ def made_image(rng: np.random.Generator, size: tuple[int, int] = (48, 48), defec
         x, y = rng.integers(0, np.array(size) // 2 + 1)
         pixels[y : y + size[1] // 4 + 1, x : x + size[0] // 4 + 1] += 90
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def held_out_scores(normals: np.ndarray, anomalies: np.ndarray, classes: Sequence[str] = ()) -> HeldOutScores:
+    """Scores of so many normal items and of known defects, whose four parts are equal to them."""
+    tables = []
+    for label, scores in enumerate([normals, anomalies]):
+        names = [f"{label}-{i}" for i in range(len(scores))]
+        table = pd.DataFrame({"sample_id": names, "label": label, "item": names, "score": scores})
+        tables.append(table.assign(defect_class=list(classes) or "dent" if label else ""))
+    table = pd.concat(tables, ignore_index=True)
+    return HeldOutScores(table.assign(**dict.fromkeys(PART_COLUMNS, table["score"])))
 
 
 @cache
@@ -62,7 +75,7 @@ def made_model(*backbones: tuple[str, int]) -> Model:
         "threshold": asdict(choose_threshold(normal_scores, 0.05, 0.9)),
     }
     gallery = pd.DataFrame({"sample_id": ["a"], "defect_class": [""], "thumbnail": [b""]})
-    seen = HeldOutScores(normal_scores, np.arange(40), np.array([9.0]))
+    seen = held_out_scores(normal_scores, np.array([9.0]))
     z = np.zeros((1, specs[0]["pooled_size"]), dtype=np.float32)
     return Model(card, keep_final(pieces), weights, seen, Gallery(gallery, z))
 

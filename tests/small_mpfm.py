@@ -67,7 +67,7 @@ def specify(
 def through_bytes(artefact: Artefact) -> Artefact:
     """What is read again of an artefact that was stored."""
     tensors = {name: value.contiguous() for name, value in artefact.tensors.items()}
-    return Artefact(load(save(tensors)), json.loads(json.dumps(artefact.details)))
+    return Artefact({n: v.clone() for n, v in load(save(tensors)).items()}, json.loads(json.dumps(artefact.details)))
 
 
 class Memory:

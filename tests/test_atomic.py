@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import save
 
 from mpfm_kedro.atomic import (
-    format_bytes,
     load_table,
     readable_folder,
     replacing,
@@ -85,22 +84,6 @@ def test_an_error_of_the_system_is_found_behind_others(tmp_path):
     assert "\n" not in str(raised.value)
 
 
-def test_an_error_of_another_kind_is_passed_on(tmp_path):
-    with pytest.raises(KeyError), replacing(tmp_path / "a.txt") as partial:
-        partial.write_text("half")
-        raise KeyError("a")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("size", "shown"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (12_345, "12.3 kB"), (400_000, "400 kB"), (999_960, "1.0 MB")]
-    + [(3_210_000_000, "3.2 GB"), (5e15, "5000 TB")],
-)
-def test_bytes_in_honest_units(size, shown):
-    assert format_bytes(size) == shown
-
-
 def changed(content: bytes, step: int = 1) -> Iterator[bytes]:
     """The content with one bit flipped, at every place or at some, and cut at some."""
     for place in range(0, len(content), step):
@@ -123,15 +106,6 @@ def test_a_changed_bit_of_a_table_is_an_error_or_changes_nothing(tmp_path):
         else:
             assert table.to_numpy().tolist() == TABLE.to_numpy().tolist()
     assert refused > number / 2
-
-
-def test_attributes_of_a_table_are_kept(tmp_path):
-    table = TABLE.copy()
-    table.attrs["spec"] = "{}"
-    for _ in range(2):
-        save_table(table, tmp_path / "table.parquet")
-        table = load_table(tmp_path / "table.parquet")
-    assert table.attrs == {"spec": "{}"}
 
 
 def test_a_folder_is_replaced_as_a_whole(tmp_path):

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from mpfm_kedro.cli import cli
 
-PROJECT = Path(__file__).parents[1]
 VERSION = "2026-01-02T03.04.05.678Z"
 
 
@@ -48,10 +47,6 @@ def test_versions_are_listed_with_their_origin(tmp_path: Path):
     assert {VERSION, "12", "3", "1", "abc123", "d" * 12, "e" * 12} <= set(second.split())
 
 
-def test_no_version(tmp_path: Path):
-    assert "no version" in call("versions", "list", "--output-root", str(tmp_path))
-
-
 @pytest.mark.parametrize(("typed", "problem"), [("yesterday", "does not exist"), ("2026", "is not unique")])
 def test_a_version_that_is_not_there_is_named_with_the_known_ones(tmp_path: Path, typed: str, problem: str):
     keep(tmp_path, VERSION)
@@ -59,14 +54,6 @@ def test_a_version_that_is_not_there_is_named_with_the_known_ones(tmp_path: Path
     given = ("synthetic", typed, "--output-root", str(tmp_path))
     shown = call("versions", "use", *given, fails=True)
     assert typed in shown and problem in shown and VERSION in shown
-
-
-def test_fetched_images_are_drawn_once(tmp_path: Path):
-    assert call("fetch", "data", "synthetic", "--data-root", str(tmp_path)).strip() == str(tmp_path / "synthetic")
-    image = tmp_path / "synthetic/good/000.png"
-    image.unlink()
-    call("fetch", "data", "synthetic", "--data-root", str(tmp_path))
-    assert not image.exists()  # what is there is left as it is
 
 
 def test_fetched_images_of_a_package_are_copied(tmp_path: Path):
@@ -78,13 +65,3 @@ def test_fetched_images_of_a_package_are_copied(tmp_path: Path):
 @pytest.mark.parametrize(("dataset", "message"), [("synthetik", "synthetic"), ("aitex", "aitex")])
 def test_images_that_are_nowhere_are_an_error(dataset: str, message: str, tmp_path: Path):
     assert message in call("fetch", "data", dataset, "--data-root", str(tmp_path), fails=True)
-
-
-def test_own_images_in_the_data_root_itself_are_not_copied(tmp_path: Path):
-    (tmp_path / "good").mkdir()
-    assert "move them" in call("fetch", "data", "folder", "--data-root", str(tmp_path), fails=True)
-
-
-def test_stores_are_listed_and_freed(tmp_path: Path):
-    assert "no feature store" in call("store", "list", "--output-root", str(tmp_path))
-    assert "nonsense" in call("store", "free", "nonsense", "--output-root", str(tmp_path), fails=True)

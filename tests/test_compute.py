@@ -23,7 +23,6 @@ from compute_tasks import (
     environment,
     epochs_of,
     fail_and_count,
-    log_level,
     mark_or_die,
     mark_or_fail,
     refuse,
@@ -61,18 +60,6 @@ def test_a_single_remaining_task_runs_in_a_worker_with_the_threads_of_the_whole_
     assert map_tasks(environment, ["OMP_NUM_THREADS"], "Names", parameters(0)) == ["6"]
 
 
-def test_warm_workers_change_their_threads_with_the_map():
-    assert [map_tasks(torch_threads, [0], "Threads", parameters(1, threads=n)) for n in (1, 2, 1)] == [[1], [2], [1]]
-
-
-def test_waiting_threads_of_a_worker_do_not_spin():
-    assert map_tasks(environment, ["OMP_WAIT_POLICY"], "Names", parameters()) == ["PASSIVE"]
-
-
-def test_workers_log_what_the_project_tells():
-    assert map_tasks(log_level, [1], "Levels", parameters()) == [logging.INFO]
-
-
 @pytest.mark.parametrize("processes", [1, 2])
 def test_error_of_a_task_reaches_the_user_as_it_is_and_workers_can_be_used_again(processes):
     with pytest.raises(InputError, match="number 2 cannot be used"):
@@ -104,10 +91,6 @@ def test_an_error_of_the_code_keeps_its_cause():
 def test_killed_worker_is_an_error_that_says_what_to_do():
     with pytest.raises(InputError, match=r"killed.*compute\.processes"):
         map_tasks(die, [0, 1, 2], "Numbers", parameters(1))
-
-
-def test_no_task_is_no_result():
-    assert map_tasks(square, [], "Squares", parameters(0)) == []
 
 
 SLEEPERS = """
@@ -159,20 +142,6 @@ def test_threads_never_oversubscribe_and_do_not_depend_on_what_is_done(cores, to
     assert threads == 1 or 2 * total * threads <= cores
 
 
-@pytest.mark.parametrize(("cores", "total", "threads"), [(2, 1, 1), (2, 5, 1), (64, 5, 6), (64, 1, 8), (64, 40, 1)])
-def test_automatic_threads(cores, total, threads, monkeypatch):
-    monkeypatch.setattr(compute, "cpu_count", lambda: cores)
-    assert threads_per_task(parameters(0), total) == threads
-    assert threads_per_task(parameters(0, threads=3), total) == 3
-
-
-def test_given_threads_share_the_cores(monkeypatch):
-    monkeypatch.setattr(compute, "cpu_count", lambda: 16)
-    assert concurrent_tasks(parameters(0, threads=4), "cpu", 100) == 4
-    assert concurrent_tasks(parameters(3, threads=4), "cpu", 100) == 3
-    assert concurrent_tasks(parameters(0, threads=32), "cpu", 100) == 1
-
-
 @pytest.fixture
 def eight_gigabytes(monkeypatch):
     monkeypatch.setattr(compute, "cpu_count", lambda: 16)
@@ -188,20 +157,6 @@ def test_memory_bounds_how_many_tasks_run_at_once(eight_gigabytes):
     assert concurrent_tasks(parameters(0), "cpu", 100) == 16
 
 
-def test_need_of_memory_is_told_before_the_work(eight_gigabytes, caplog):
-    with caplog.at_level(logging.INFO):
-        map_tasks(refuse, [1, 3], "Numbers", parameters(2), memory=10**9)
-    assert caplog.messages == [
-        "Numbers: 2 of 2 tasks remain, 2 at once (threads each: 4, memory each: 1.0 GB, limit for all: 4.0 GB)"
-    ]
-
-
-def test_how_many_tasks_remain_is_told(caplog):
-    with caplog.at_level(logging.INFO):
-        map_tasks(refuse, [1, 3], "Numbers", parameters(2), total=5)
-    assert caplog.messages[0].startswith("Numbers: 2 of 5 tasks remain, 2 at once")
-
-
 @pytest.fixture
 def shown(monkeypatch) -> list[tuple[str, int, int]]:
     """Unit, count and total of every state of a progress bar."""
@@ -214,11 +169,6 @@ def shown(monkeypatch) -> list[tuple[str, int, int]]:
 
     monkeypatch.setattr(Progress, "update", noted)
     return shown
-
-
-def test_tasks_of_an_earlier_run_count_as_done(shown):
-    map_tasks(refuse, [1, 3], "Numbers", parameters(), total=7)
-    assert sorted({("tasks", 5, 7), *shown}) == [("tasks", 5, 7), ("tasks", 6, 7), ("tasks", 7, 7)]
 
 
 def test_epochs_are_counted_where_there_are_some(shown, tmp_path):
@@ -392,12 +342,6 @@ def test_scheduler_that_does_not_answer_is_named(address, monkeypatch):
     assert address in str(raised.value)
 
 
-def test_missing_package_for_dask_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(InputError, match=r"mpfm_kedro\[dask\]"):
-        map_tasks(square, NUMBERS, "Squares", parameters(dask_scheduler="tcp://127.0.0.1:1"))
-
-
 # devices
 
 
@@ -411,30 +355,3 @@ def test_device(cuda, monkeypatch):
     else:
         with pytest.raises(InputError, match="'device' = 'cuda'"):
             torch_device("cuda")
-
-
-def test_missing_cuda_is_said_before_any_task_runs(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    done: list[int] = []
-    with pytest.raises(InputError, match="cuda"):
-        map_tasks(done.append, [1, 2], "Numbers", parameters(), device="cuda")
-    assert done == []
-
-
-def test_on_cuda_one_task_at_a_time_in_this_process_with_its_threads(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    results = map_tasks(square, [1, 2], "Squares", parameters(0), device="auto")
-    assert {process for _, process in results} == {os.getpid()}
-    before = torch.get_num_threads()
-    assert map_tasks(torch_threads, [0], "Threads", parameters(0, threads=7), device="auto") == [before] != [7]
-
-
-def test_on_cuda_several_processes_where_asked_for(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    results = map_tasks(square, [1, 2], "Squares", parameters(2), device="auto")
-    assert os.getpid() not in {process for _, process in results}
-
-
-def test_start_up_needs_no_torch():
-    code = "import sys, mpfm_kedro.compute, mpfm_kedro.locks; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pandas as pd
 import pytest
@@ -245,7 +245,22 @@ def test_pull_restores_a_clone_without_computing(repository: Path, tmp_path: Pat
     assert shown[str(METRICS["hard"])]["data"] == metrics
     call(second, "dvc", "plots", "show", "--out", "plots")
     page = (second / "plots/index.html").read_text()
-    assert all(f"synthetic_{setting}_roc_curves.png" in page for setting in SETTINGS)
+    for setting in SETTINGS:
+        assert f"ROC curve of MPFM, {setting} setting" in page and f"Training loss, {setting} setting" in page
+        assert f"synthetic_{setting}_score_histograms.png" in page
+
+
+def test_plots_diff_draws_curves_of_two_revisions_from_their_tables(repository: Path):
+    where = "conf/dvc_test/parameters_model.yml:training.learning_rate=0.01"
+    call(repository, "dvc", "exp", "run", "--set-param", where, *each("reporting"))
+    shown = json.loads(call(repository, "dvc", "plots", "diff", "--json", "HEAD", "workspace"))["data"]
+    for file, x, y in (("loss_curves", "epoch", "total"), ("roc_curves", "false_alarms", "MPFM")):
+        (plot,) = shown[str(RESULTS["hard"] / f"{file}.csv")]
+        points = {revision: [] for revision in ("HEAD", "workspace")}
+        for row in plot["datapoints"] if isinstance(plot["datapoints"], list) else plot["datapoints"]["HEAD"]:
+            points[row["rev"]].append((float(row[x]), float(row[y])))
+        assert len(points["HEAD"]) == len(points["workspace"]) > 1
+        assert points["HEAD"] != points["workspace"] or file == "roc_curves"
 
 
 def test_stages_depend_on_every_parameter_that_their_nodes_read():
@@ -269,8 +284,9 @@ def test_stages_depend_on_the_code_of_their_nodes():
     for name, stage in stages.items():
         tags = re.search(r"--tags=(\S+)", stage["cmd"])
         nodes = pipeline.only_nodes_with_tags(*tags[1].split(",")).nodes if tags else ()
-        for package in {node.func.__module__.rpartition(".")[0] for node in nodes}:
-            assert f"src/{package.replace('.', '/')}" in stage["deps"], name
+        for module in {node.func.__module__ for node in nodes}:
+            path = PurePosixPath("src", *module.split("."))
+            assert {str(path.parent), f"{path}.py"} & set(stage["deps"]), name
 
 
 def test_a_dataset_with_one_class_is_reproduced_in_the_general_setting(clone: Path, tmp_path: Path):

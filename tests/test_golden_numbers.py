@@ -20,9 +20,8 @@ import pytest
 import torch
 from PIL import Image
 
-from mpfm_kedro.backbones.building import build_backbone
 from mpfm_kedro.backbones.extraction import to_pixels
-from mpfm_kedro.backbones.networks import random_network
+from mpfm_kedro.backbones.networks import build_backbone
 from mpfm_kedro.detectors.base import Context
 from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.detectors.mpfm.specification import SCORING_VERSION, STAGES
@@ -30,6 +29,7 @@ from mpfm_kedro.detectors.registry import baselines
 from mpfm_kedro.evaluation.pixel_measures import PixelCounts
 from mpfm_kedro.images import decoding, views
 from mpfm_kedro.protocol.scores import PIXELS_VERSION
+from random_networks import random_network
 from small_mpfm import CPU, PRINTED, fit, make_data, make_rows, specify
 
 FILE = Path(__file__).with_name("golden_numbers.json")

@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from kedro.framework.session import KedroSession
-from kedro.framework.startup import bootstrap_project
 from PIL import Image, ImageOps
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.predictions import overlay_path
+from running import kedro, run, typed
 
-PROJECT = Path(__file__).parents[1]
 MODEL = "out/06_models/synthetic/production/model"
-
-
-def run(pipeline: str, folder: Path, **parameters: object) -> None:
-    bootstrap_project(PROJECT)
-    roots = {"data_root": str(folder / "raw"), "output_root": str(folder / "out")}
-    with KedroSession.create(PROJECT, env="test", runtime_params={**roots, **parameters}) as session:
-        session.run(pipeline_names=[pipeline])
-
-
-def kedro(*arguments: str) -> subprocess.CompletedProcess:
-    command = [str(Path(sys.executable).with_name("kedro")), *arguments]
-    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
 
 
 def card(folder: Path) -> dict:
@@ -46,12 +30,12 @@ def line(fitted_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     for file in [*sorted(raw.glob("good/*.png"))[:2], *sorted(raw.glob("spot/*.png"))[:2]]:
         ImageOps.mirror(Image.open(file)).save(folder / "new" / f"{file.parent.name}_{file.name}")
     (folder / "new/broken.png").write_bytes(b"no image")
-    run("predict", folder, images=str(folder / "new"))
+    run("predict", folder, images=str(folder / "new"), batch="new")
     return folder
 
 
 def test_every_new_image_has_a_row_and_flagged_ones_an_overlay(line: Path):
-    folder = line / "out/08_reporting/synthetic/predictions"
+    folder = line / "out/08_reporting/synthetic/predictions/new"
     table = pd.read_csv(folder / "predictions.csv", keep_default_na=False)
     pairs = zip(table["path"], table["decision"], strict=True)
     decisions = {Path(path).name.split("_")[0]: decision for path, decision in pairs}
@@ -72,7 +56,7 @@ def test_learning_makes_a_new_version_and_going_back_takes_it_away(line: Path):
     said = (line / "out/08_reporting/synthetic/learning/summary.txt").read_text()
     assert "Guarantee before" in said and "Guarantee after" in said and "AUC of the general setting" in said
     folder = line / "out/08_reporting/synthetic"
-    predicted = pd.read_csv(folder / "predictions/predictions.csv", keep_default_na=False)
+    predicted = pd.read_csv(folder / "predictions/new/predictions.csv", keep_default_na=False)
     compared = pd.read_csv(folder / "learning/compared.csv").set_index("path")
     usable = predicted[predicted["error"] == ""].set_index("path")
     assert compared.loc[usable.index, "score_before"].tolist() == usable["score"].astype(float).tolist()
@@ -111,15 +95,14 @@ def test_what_cannot_be_used_is_named(line: Path, pipeline: str, parameters: dic
 
 def test_no_model_names_the_command_that_makes_one(tmp_path: Path):
     Image.new("L", (8, 8)).save(tmp_path / "one.png")
-    roots = f"data_root={tmp_path},output_root={tmp_path / 'out'},images={tmp_path / 'one.png'}"
-    done = kedro("run", "--env=test", "--pipelines=predict", f"--params={roots}")
+    done = kedro(*typed("predict", tmp_path, f"images={tmp_path / 'one.png'}"))
     assert done.returncode != 0
     assert "kedro run --pipelines=fit" in done.stderr + done.stdout and "Traceback" not in done.stderr + done.stdout
 
 
 def test_a_damaged_version_is_not_used(line: Path):
     version = sorted((line / "out/versions/synthetic/production/model").iterdir())[0]
-    file = version / "model/calibration.safetensors"
+    file = version / "model/calibration.parquet"
     content = file.read_bytes()
     file.unlink()  # it may share its blocks with another version
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import subprocess
 import sys
@@ -18,8 +17,8 @@ from kedro.pipeline import Pipeline, node
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.hooks import ProjectHooks, used_results
 from mpfm_kedro.locks import Use, locked, table_parameters
+from running import KEDRO, PROJECT, typed
 
-PROJECT = Path(__file__).parents[1]
 TABLES = {"image_size": 64, "features.layers": ["auto"]}
 
 HOLD = """
@@ -124,15 +123,6 @@ def test_folder_that_cannot_be_written_is_named(tmp_path):
         pass
 
 
-def test_read_only_folder_is_named(tmp_path, monkeypatch):
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(Path, "mkdir", refuse)  # root may write anywhere else
-    with pytest.raises(InputError, match="Read-only file system"), locked(tmp_path, Use("a", [])):
-        pass
-
-
 # which parameters decide the tables
 
 PARAMETERS: dict[str, Any] = {
@@ -144,7 +134,7 @@ PARAMETERS: dict[str, Any] = {
         "image_size": 64,
         "backbone": "resnet18",
     },
-    **{"output_root": "out", "n_anomalies": 3, "ingestion": {"group_split": False}},
+    **{"output_root": "out", "n_anomalies": 3, "ingestion": {"split_by_item": False}},
     "features": {"layers": ["auto"], "batch_size": 32, "workers": 1, "compile": False},
 }
 
@@ -157,7 +147,7 @@ PARAMETERS: dict[str, Any] = {
         ({"data_root": "/project/data/01_raw"}, True),
         ({"features": {**PARAMETERS["features"], "workers": 4, "batch_size": 8, "compile": True}}, True),
         ({"features": {**PARAMETERS["features"], "layers": ["layer4"]}}, False),
-        ({"ingestion": {"group_split": True}}, False),
+        ({"ingestion": {"split_by_item": True}}, False),
         ({"data_root": "elsewhere"}, False),
         ({"category": "bottle"}, False),
         ({"image_size": 448}, False),
@@ -226,30 +216,14 @@ def test_runs_of_one_process_follow_each_other(release, tmp_path):
     other.end()
 
 
-def test_part_of_a_pipeline_is_refused_for_the_tables_it_reads(tmp_path):
-    first, other = Hooks(tmp_path), Hooks(tmp_path, image_size=448)
-    first.lock(SHARED)
-    with pytest.raises(InputError, match="image_size=64"):
-        other.lock(STUDY)
-    other.lock(STUDY.from_inputs("hard_runs"))
-    other.end()
-    first.end()
-
-
 # two real runs
-
-
-def typed(root: Path, *parameters: str) -> list[str]:
-    kedro = str(Path(sys.executable).with_name("kedro"))
-    roots = [f"data_root={root / 'raw'}", f"output_root={root / 'out'}"]
-    return [kedro, "run", "--env=test", "--pipelines=hard_setting", "--params=" + ",".join([*roots, *parameters])]
 
 
 def test_two_runs_started_together_never_mix(tmp_path):
     numbers = (3, 1)
     runs = [
         subprocess.Popen(
-            typed(tmp_path, f"n_anomalies={number}"),
+            [KEDRO, *typed("hard_setting", tmp_path, f"n_anomalies={number}")],
             cwd=PROJECT,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -15,11 +15,10 @@ from kedro.framework.startup import bootstrap_project
 from PIL import Image
 
 from mpfm_kedro.cli import cli
-from mpfm_kedro.cli import run as kedro_run
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.inspector import Inspector
-
-PROJECT = Path(__file__).parents[1]
+from running import PROJECT
+from running import run as run_pipeline
 
 
 def draw(folder: Path, number: int, defect: bool, depth: str = "eight") -> None:
@@ -44,11 +43,9 @@ def make(folder: Path, normals: int = 16, defects: int = 6, depth: str = "eight"
 
 
 def run(tmp_path: Path, folder: Path, pipeline: str = "general_setting", **parameters: Any) -> Path:
-    bootstrap_project(PROJECT)
-    own = {"dataset": "folder", "data_root": str(folder), "output_root": str(tmp_path / "out"), "n_seeds": 1}
-    with KedroSession.create(PROJECT, env="test", runtime_params=own | parameters) as session:
-        session.run(pipeline_names=[pipeline])
-    return tmp_path / "out"
+    return run_pipeline(
+        pipeline, tmp_path, **{"dataset": "folder", "data_root": str(folder), "n_seeds": 1} | parameters
+    )
 
 
 def scores(out: Path, name: str) -> pd.DataFrame:
@@ -124,27 +121,12 @@ def test_name_of_a_published_dataset_is_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", ".hidden", "two words"])
-def test_name_that_is_no_folder_name_is_refused(name, tmp_path):
-    with pytest.raises(InputError, match="name of letters"):
-        run(tmp_path, tmp_path, name=name)
-
-
 def test_folders_and_classes_may_be_called_by_numbers(tmp_path):
     folder = make(tmp_path / "2024")
     (folder / "dent").rename(folder / "007")
     out = run(tmp_path, folder)
     summary = pd.read_csv(out / "08_reporting/2024/general/summary.csv", dtype=str)
     assert set(summary["dataset"]) == {"2024"}
-
-
-def test_a_number_that_is_typed_for_a_name_stays_as_it_was_typed(tmp_path):
-    folder = make(tmp_path / "parts")
-    typed = f"dataset=folder,data_root={folder},output_root={tmp_path / 'out'},name=007,n_seeds=1"
-    bootstrap_project(PROJECT)
-    result = CliRunner().invoke(kedro_run, ["--env=test", "--pipelines=ingestion", f"--params={typed}"])
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / "out/02_intermediate/007/samples.parquet").is_file()
 
 
 def test_undefined_precision_and_names_of_digits_survive_their_files(tmp_path):
@@ -185,3 +167,26 @@ def test_a_production_model_is_made_of_few_known_defects_or_none(tmp_path, defec
         for kind in ("good", "dent")
     )
     assert np.isfinite([*good, *dented]).all() and np.median(dented) > max(good)
+
+
+def test_photos_of_a_part_are_one_item_from_the_split_to_the_guarantee(tmp_path):
+    folder = tmp_path / "parts"
+    for number in range(12):
+        for photo in range(1 + number % 4):
+            draw(folder / "good" / f"part{number}", photo + 10 * number, False)
+    for number in range(6):
+        draw(folder / "dent" / f"part{number}", number, True)
+    ingestion = {"item_pattern": r"(part\d+)/"}
+    out = run(tmp_path, folder, "fit", ingestion=ingestion)
+    samples = pd.read_parquet(out / "02_intermediate" / "parts" / "samples.parquet")
+    normals = samples[samples["label"] == 0]
+    assert normals.groupby("item")["split"].nunique().eq(1).all() and normals["item"].nunique() == 12
+    card = json.loads((out / "06_models" / "parts" / "production" / "model" / "card.json").read_text())
+    assert card["data"]["normals"] == len(normals) == 30 and card["threshold"]["n_normals"] == 12
+    assert "12 held-out normal items" in card["guarantee"]
+    assert (out / "08_reporting" / "parts" / "duplicate_sheet.png").is_file()
+    run(tmp_path, folder, ingestion=ingestion)
+    (learned,) = pd.read_parquet(out / "05_model_input" / "parts" / "general" / "runs.parquet").to_dict("records")
+    item = samples.set_index("sample_id")["item"]
+    trained = {*item[learned["train_normals"]], *item[learned["known_anomalies"]]}
+    assert not trained & {*item[learned["test_normals"]], *item[learned["test_anomalies"]]}

@@ -76,9 +76,7 @@ def page(inspector: Inspector, images: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "predictions"
     log = PredictionLog.of(tmp_path / "log", inspector.card)
     table = predict_files(inspector, find_images(str(images)), log, inspector.threshold, folder / "overlays", workers=0)
-    text = write_page(
-        table, inspector.model, tmp_path / "log", folder / "overlays", INSPECTION, INGESTION, folder / "gallery"
-    )
+    text = write_page(table, inspector.model, tmp_path / "log", folder, INSPECTION, INGESTION)
     table.to_csv(folder / "predictions.csv", index=False)
     (folder / "predictions.html").write_text(text, "utf-8")
     return folder / "predictions.html"

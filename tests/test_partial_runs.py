@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -12,16 +10,11 @@ import pytest
 
 from mpfm_kedro.atomic import load_table, save_table
 from mpfm_kedro.protocol.memory import read_details
-
-PROJECT = Path(__file__).parents[1]
-KEDRO = Path(sys.executable).with_name("kedro")
+from running import kedro, typed
 
 
 def run(root: Path, *arguments: str, params: str = "") -> subprocess.CompletedProcess[str]:
-    given = f"--params=output_root={root}{params and ','}{params}"
-    command = [str(KEDRO), "run", "--env=test", "--pipelines=hard_setting", given, *arguments]
-    environment = os.environ | {"PYTHONPATH": str(PROJECT / "src")}
-    return subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
+    return kedro(*typed("hard_setting", root, *filter(None, [params])), *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +31,7 @@ def state(root: Path) -> dict[Path, int]:
     return {
         file: file.stat().st_mtime_ns
         for layer in ("cache", "06_models", "07_model_output", "versions")
-        for file in (root / layer).rglob("*")
+        for file in (root / "out" / layer).rglob("*")
         if file.is_file()
     }
 
@@ -71,15 +64,15 @@ def test_a_parameter_of_a_node_that_runs_has_an_effect(root: Path):
 
 def test_a_version_takes_precedence_over_the_present_table(root: Path):
     """The present scores are turned round, so that whoever reads them finds one minus the AUC of the version."""
-    scores = root / "07_model_output/synthetic/hard/scores.parquet"
-    version = min((root / "versions/synthetic/hard/scores.parquet").iterdir())
+    scores = root / "out/07_model_output/synthetic/hard/scores.parquet"
+    version = min((root / "out/versions/synthetic/hard/scores.parquet").iterdir())
     before, kept = scores.read_bytes(), load_table(version / scores.name)
     save_table(kept.assign(score=-kept["score"]), scores)
     found = []
     for more in ([], [f"--load-versions=hard_scores:{version.name}"]):
         done = run(root, "--tags=evaluate", *more)
         assert done.returncode == 0, done.stderr
-        found.append(pd.read_csv(root / "08_reporting/synthetic/hard/runs.csv")["auc"])
+        found.append(pd.read_csv(root / "out/08_reporting/synthetic/hard/runs.csv")["auc"])
     scores.write_bytes(before)
     assert (found[1] > 0.6).any() and found[0].tolist() == pytest.approx((1 - found[1]).tolist())
 
@@ -89,7 +82,7 @@ def test_only_missing_outputs_computes_only_these(root: Path):
     before = state(root)
     assert run(root, "--only-missing-outputs").returncode == 0
     assert state(root) == before
-    scores = root / "07_model_output/synthetic/hard/scores.parquet"
+    scores = root / "out/07_model_output/synthetic/hard/scores.parquet"
     scores.unlink()
     assert run(root, "--only-missing-outputs").returncode == 0
     changed = {file for file, when in state(root).items() if before.get(file) != when}

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from mpfm_kedro.progress import Progress, progress
+from mpfm_kedro.progress import progress
 
 
 @pytest.fixture
@@ -28,20 +28,6 @@ def test_a_line_from_time_to_time_and_none_at_the_end(seconds, lines, clock, cap
     assert len(caplog.messages) == lines
     if lines:
         assert caplog.messages[0] == "Features: 20 of 100 images,  1.00 images/s, 01:20 remaining"
-
-
-def test_work_of_an_earlier_run_counts_as_done_but_not_for_the_rate(clock, caplog):
-    with caplog.at_level(logging.INFO), progress("Features", 100, "images", done=60) as bar:
-        clock[0] += 25
-        bar.advance(20)
-        assert caplog.messages == ["Features: 80 of 100 images,  1.25s/ images, 00:25 remaining"]
-
-
-def test_counts_never_go_back():
-    bar = Progress("Training", 100, "epochs", done=10)
-    for done in (12, 11, 30):
-        bar.reach(done)
-    assert bar.n == 30
 
 
 class Terminal(io.StringIO):

@@ -127,9 +127,9 @@ def test_a_card_stays_in_its_folder(name, own_model_folder):
 
 def test_a_card_names_every_file_that_is_read(own_model_folder):
     card = json.loads((own_model_folder / CARD).read_text())
-    del card["files"]["calibration.safetensors"]
+    del card["files"]["calibration.parquet"]
     (own_model_folder / CARD).write_text(json.dumps(card))
-    with pytest.raises(InputError, match=r"does not name calibration\.safetensors"):
+    with pytest.raises(InputError, match=r"does not name calibration\.parquet"):
         load_model(own_model_folder)
 
 

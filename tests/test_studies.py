@@ -12,7 +12,7 @@ from mpfm_kedro.detectors.registry import baselines
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.parameters import RepairParameters
 from mpfm_kedro.protocol.methods import SIMPLE
-from test_project import run as run_pipeline
+from running import run as run_pipeline
 
 OURS = ["MPFM", "MPFM, step 0", "MPFM, no anomaly known"]
 BASELINES = ["DevNet", "FLOS", "SAOE", "MLEP", "DRA", "AHL", "DPDL"]
@@ -94,16 +94,6 @@ def test_an_interrupted_comparison_resumes_with_what_is_missing(
     assert "remain" in caplog.text
     columns = ["run", "method", "auc", "ap"]
     pd.testing.assert_frame_equal(pd.read_csv(comparison / "runs.csv")[columns], table[columns])
-
-
-def test_a_class_that_is_not_there_is_refused_before_anything_is_fitted(root: Path):
-    with pytest.raises(InputError, match="known_class"):
-        run("comparison", root, known_class="spto")
-
-
-def test_only_named_methods_are_compared(comparison: Path, root: Path):
-    found = run("comparison", root, comparison={"methods": ["MPFM", "Mahalanobis"]})
-    assert set(pd.read_csv(found / "summary.csv")["method"]) == {"MPFM", "Mahalanobis"}
 
 
 def test_an_unknown_method_is_refused_with_the_names_of_all(root: Path):

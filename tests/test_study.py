@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from click.testing import CliRunner
 from kedro.framework.startup import bootstrap_project
-from PIL import Image
 
 from mpfm_kedro.cli import cli
 from mpfm_kedro.sources import synthetic
-from mpfm_kedro.study_sessions import plan_comparisons
-from test_project import PROJECT, command
+from running import PROJECT
 from test_studies import fits
 
 METHODS = ["MPFM", "Mahalanobis", "kNN-5"]
@@ -61,17 +55,13 @@ def test_the_report_has_what_the_file_asks_for(root: Path):
     assert set(ranks.loc["all"].index) == set(METHODS)
     assert set(ranks.loc["all"]["n_datasets"]) == {2}
     assert set(ranks.loc["hard, M=1"].index) == set(METHODS[1:])
+    plan = table(root, file="plan.csv").set_index("name")
+    assert plan["status"].to_dict() == {"synthetic": "done", "parts": "done", "headct": "missing"}
+    assert "labels.csv" in plan["problem"]["headct"]
     for name in ("report.html", "study.md"):
         text = (root / "out/08_reporting/study/small" / name).read_text()
         assert "Mean ranks" in text and "headct" in text
     assert (root / "out/08_reporting/study/small/plot.png").stat().st_size > 10_000
-
-
-def test_a_dataset_that_is_not_there_is_listed(root: Path):
-    plan = table(root, file="plan.csv").set_index("name")
-    assert plan["status"].to_dict() == {"synthetic": "done", "parts": "done", "headct": "missing"}
-    assert "labels.csv" in plan["problem"]["headct"]
-    assert plan["images"].astype(str).to_dict() == {"synthetic": "72", "parts": "72", "headct": ""}
 
 
 def test_a_study_that_grows_computes_only_what_is_new(root: Path, caplog: pytest.LogCaptureFixture):
@@ -85,24 +75,6 @@ def test_a_study_that_grows_computes_only_what_is_new(root: Path, caplog: pytest
     assert fits(root) == after
     same = table(root, "grown").query("method == 'Mahalanobis'")["auc_mean"].tolist()
     assert same == means.query("method == 'Mahalanobis' and name == 'synthetic'")["auc_mean"].tolist()
-
-
-def test_a_killed_study_resumes_and_ends_with_the_same_table(root: Path, tmp_path: Path):
-    synthetic.locate(tmp_path / "raw")
-    typed = command("study", *study(tmp_path))
-    process = subprocess.Popen(typed, cwd=PROJECT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 600
-    while not list((tmp_path / "out/06_models").glob("*/prototypes/*.safetensors")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    kept = fits(tmp_path)
-    assert kept and not (tmp_path / "out/08_reporting/study/small/table.csv").exists()
-    call(*study(tmp_path))
-    assert {name: time for name, time in fits(tmp_path).items() if name in kept} == kept
-    columns = ["name", "setting", "n_anomalies", "method", "auc_mean", "auc_std"]
-    pd.testing.assert_frame_equal(table(tmp_path)[columns], table(root)[columns])
 
 
 def test_a_dataset_that_fails_leaves_the_others_and_the_report(root: Path):
@@ -131,16 +103,3 @@ def test_a_wrong_study_is_refused_before_anything_runs(changes, more, named, tmp
     shown = call(*study(tmp_path, "wrong", more, **changes), fails=True)
     assert all(name in shown for name in named), shown
     assert not (tmp_path / "out").exists()
-
-
-def test_a_category_that_is_not_there_is_listed_like_a_dataset(tmp_path: Path):
-    for name in ("train/good/0", "test/good/0", "test/thread_top/0", "ground_truth/thread_top/0_mask"):
-        file = tmp_path / f"mvtec_ad/screw/{name}.png"
-        file.parent.mkdir(parents=True)
-        Image.new("L", (8, 8)).save(file)
-    file = tmp_path / "two.yml"
-    file.write_text("datasets: [{dataset: mvtec_ad, name: s, category: screw}, {dataset: mvtec_ad, category: carpet}]")
-    screw, carpet = plan_comparisons({"data_root": str(tmp_path)}, "test", str(file))
-    assert (screw.name, screw.status, screw.images) == ("s", "planned", 3)
-    assert (carpet.status, carpet.images) == ("missing", None)
-    assert carpet.problem.endswith("has no category 'carpet'; it has: screw")

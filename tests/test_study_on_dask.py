@@ -17,7 +17,7 @@ from kedro.framework.startup import bootstrap_project
 
 from mpfm_kedro.cli import cli
 from mpfm_kedro.sources import synthetic
-from test_project import PROJECT
+from running import PROJECT
 
 STUDY = {"settings": ["general"], "n_anomalies": [3, 1], "n_seeds": 2, "methods": ["MPFM", "Mahalanobis", "DevNet"]}
 

@@ -24,8 +24,6 @@ CHROMIUM = shutil.which("chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
 SEEN_ALREADY = "localStorage.setItem('KedroViz', JSON.stringify({showFeatureHints: false}))"
-BARE = """localStorage.setItem('KedroViz', JSON.stringify(
-    {showFeatureHints: false, theme: 'light', visible: {sidebar: false, miniMap: false}}))"""
 SHOWN_AS = {
     "images": "ImagePreview",
     "samples": "TablePreview",
@@ -139,24 +137,6 @@ def test_every_dataset_has_a_preview(site: Path):
     assert {node["name"] for node in bare} == NOT_SHOWN
 
 
-def test_status_and_duration_of_every_node_are_known_after_a_run(site: Path):
-    status = json.loads((site / "api/run-status").read_text())
-    tasks = {node["id"]: node["name"] for node in pipeline(site)["nodes"] if node["type"] == "task"}
-    assert {tasks[node]: part["status"] for node, part in status["nodes"].items()} == dict.fromkeys(
-        tasks.values(), "success"
-    )
-    assert 0 < sum(part["duration"] for part in status["nodes"].values()) <= status["pipeline"]["duration"]
-
-
-def test_nodes_come_with_parameters_and_docstrings(site: Path):
-    shown = json.loads((site / "api/nodes" / node_id(site, "train_mpfm")).read_text())
-    assert shown["parameters"]["training"]["iterations_per_epoch"] == 10
-    assert '"""The joint objective' in shown["code"]
-    for node in pipeline(site)["nodes"]:
-        if node["type"] == "task":
-            assert '"""' in json.loads((site / "api/nodes" / node["id"]).read_text())["code"], node["name"]
-
-
 class Browser:
     """A page of the site; errors of the page are collected."""
 
@@ -197,12 +177,6 @@ def browser(site: Path) -> Iterator[Browser]:
     server.server_close()
 
 
-def test_the_browser_shows_the_method_at_once(browser: Browser):
-    browser.open(pid="hard_setting")
-    assert {*METHOD, "hard_models", "hard_scores"} <= browser.names()
-    assert not browser.errors
-
-
 @pytest.mark.parametrize(
     ("dataset", "drawn"),
     [
@@ -228,15 +202,6 @@ def test_previews_are_drawn(browser: Browser, site: Path, dataset: str, drawn: s
     assert not browser.errors
 
 
-def test_workflow_shows_status_and_duration(browser: Browser):
-    browser.open(pid="hard_setting")
-    browser.page.locator("[data-test=global-toolbar-workflow-btn]").click()
-    notification = browser.page.locator(".run-status-notification")
-    notification.wait_for(state="visible")
-    assert "in " in notification.inner_text()
-    assert not browser.errors
-
-
 def test_workflow_has_an_address_of_its_own(browser: Browser):
     browser.page.goto(f"{browser.address}/workflow")
     browser.page.locator(".run-status-notification").wait_for(state="visible")
@@ -244,14 +209,3 @@ def test_workflow_has_an_address_of_its_own(browser: Browser):
     browser.page.wait_for_url(lambda url: "workflow" not in url)
     browser.page.locator(".pipeline-node").first.wait_for()
     assert not browser.errors
-
-
-def test_screenshot(browser: Browser):
-    """The picture of the README, where SCREENSHOT names its file."""
-    browser.page.add_init_script(BARE)
-    browser.page.set_viewport_size({"width": 1000, "height": 1200})
-    browser.open(pid="hard_setting")
-    browser.page.mouse.move(0, 0)
-    browser.page.wait_for_timeout(500)
-    picture = browser.page.screenshot(path=os.environ.get("SCREENSHOT"))
-    assert picture.startswith(b"\x89PNG") and len(picture) < 400_000

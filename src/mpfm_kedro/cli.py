@@ -21,8 +21,7 @@ from mpfm_kedro.locks import Use, locked
 from mpfm_kedro.parameter_checks import text_parameters
 from mpfm_kedro.pipeline_registry import register_pipelines
 from mpfm_kedro.protocol.runs import PRODUCTION
-from mpfm_kedro.sources import SOURCES
-from mpfm_kedro.sources.fetching import fetch as fetch_images
+from mpfm_kedro.sources import SOURCES, get_source
 from mpfm_kedro.study_sessions import run_study
 
 
@@ -180,7 +179,7 @@ def fetch() -> None:
 @RAW
 def data(dataset: str, data_root: Path) -> None:
     """Put the images of DATASET into their folder; a folder that exists is not changed."""
-    click.echo(fetch_images(dataset, data_root))
+    click.echo(get_source(dataset).fetch(data_root))
 
 
 @fetch.command()

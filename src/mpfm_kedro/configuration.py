@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kedro.config import OmegaConfigLoader
+from kedro.io.core import generate_timestamp
 from kedro.utils import find_kedro_project, is_kedro_project
 from omegaconf import OmegaConf
 
@@ -68,6 +69,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.started = generate_timestamp()
         conf = Path(self.conf_source)
         if self.env and conf.is_dir() and not (conf / self.env).is_dir():
             known = {file.parent.name for file in conf.glob("*/parameters*.yml")} - {self.base_env}
@@ -101,6 +103,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
         ):
             if isinstance(group, dict) and isinstance(group.get(name), str) and group[name]:
                 group[name] = str(absolute(group[name], self.project))
+        if parameters.get("batch") == AUTO:
+            parameters["batch"] = self.started
         if "name" in parameters:
             study, name = parameters.get("study"), parameters["name"]
             name = Path(study).stem if study and name == AUTO else name

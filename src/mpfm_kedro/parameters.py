@@ -21,13 +21,14 @@ Score = Literal["g", "a", "r", "n"]
 Setting = Literal["general", "hard"]
 Device = Literal["auto", "cpu", "cuda"]
 AUTO: Literal["auto"] = "auto"
+ByItem = bool | Literal["auto"]
 # where nodes find the parameters that users type without a group: the group, and its source
 COPIES = {
     "protocol.known_class": "known_class",
     "protocol.n_anomalies": "n_anomalies",
     "protocol.n_seeds": "n_seeds",
     "protocol.first_seed": "first_seed",
-    "protocol.group_split": "ingestion.group_split",
+    "protocol.split_by_item": "ingestion.split_by_item",
     "features.image_size": "image_size",
     "compute.device": "device",
     "inspection.device": "device",
@@ -53,9 +54,19 @@ def _auto_or_range(value: str) -> str:
     return value
 
 
+def _auto_or_pattern(value: str) -> str:
+    try:
+        groups = 1 if value == "auto" else re.compile(value).groups
+    except re.error as error:
+        raise ValueError(f"should be auto or a regular expression ({error})") from error
+    if not groups:
+        raise ValueError("should be auto or have a group that matches the item, such as (part\\d+)_")
+    return value
+
+
 def _folder_name(value: str) -> str:
-    if not re.fullmatch(r"\w[\w.-]*", value):
-        raise ValueError("should be auto or a name of letters, digits, dots, - and _")
+    if not re.fullmatch(r"\w[\w.-]{0,99}", value):
+        raise ValueError("should be auto or a name of at most 100 letters, digits, dots, - and _")
     return value
 
 
@@ -83,7 +94,7 @@ class ProtocolParameters(Group):
     n_anomalies: KnownNumbers
     n_seeds: Count
     first_seed: Annotated[int, Field(ge=0)]
-    group_split: bool
+    split_by_item: ByItem
 
 
 class IngestionParameters(Group):
@@ -93,7 +104,8 @@ class IngestionParameters(Group):
     max_unreadable_share: Share
     max_megapixels: Positive
     pixel_range: Annotated[str, AfterValidator(_auto_or_range)] = "auto"
-    group_split: bool = False
+    item_pattern: Annotated[str, AfterValidator(_auto_or_pattern)] = "auto"
+    split_by_item: ByItem = AUTO
     drop_duplicates: bool = False
 
 
@@ -260,6 +272,7 @@ class Parameters(Group):
     sensitivity: SensitivityParameters
     inspection: InspectionParameters
     images: str | None
+    batch: Annotated[str, AfterValidator(_folder_name)] = AUTO
     label: Literal["anomaly", "normal"] | None
     study: str | None = None
     compute: ComputeParameters

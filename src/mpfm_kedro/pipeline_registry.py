@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline
 
-from mpfm_kedro.pipelines import audit, features, ingestion, production, studies
-from mpfm_kedro.pipelines.datasets import pipeline as datasets
+from mpfm_kedro.pipelines import audit, datasets, features, ingestion, production, studies
 
 
 def register_pipelines() -> dict[str, Pipeline]:

@@ -20,7 +20,7 @@ from mpfm_kedro.datasets.files import write_file
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.locks import Use, locked
 from mpfm_kedro.parameter_checks import check_parameters
-from mpfm_kedro.pipelines.datasets.nodes import describe
+from mpfm_kedro.pipelines.datasets import describe
 from mpfm_kedro.protocol.methods import compared_methods
 from mpfm_kedro.protocol.study_file import DECIDED, read_study
 from mpfm_kedro.reports.study import DONE

@@ -44,21 +44,6 @@ def test_a_mark_is_replaced_and_undone(visitor, state, raw):
     assert not state.to_learn.labels() and not list((state.project.to_learn / "anomaly").iterdir())
 
 
-def test_marks_outlive_the_page(visitor, state, raw):
-    key = visitor.upload("a.png", (raw / "good/000.png").read_bytes())
-    visitor.post(f"/images/{key}/mark?label=anomaly")
-    visitor.post("/clear")
-    with TestClient(create_app(state), base_url="http://127.0.0.1") as other:
-        assert "a.png, a missed defect" in other.get("/learning").text
-
-
-@pytest.mark.parametrize("address", ["mark?label=broken", "mark", "mark?label=../normal"])
-def test_a_label_that_does_not_exist_is_refused(visitor, state, raw, address):
-    key = visitor.upload("a.png", (raw / "good/000.png").read_bytes())
-    assert visitor.post(f"/images/{key}/{address}").status_code == 422
-    assert not state.to_learn.labels()
-
-
 def test_marks_that_are_set_while_a_run_learns_stay(visitor, state, raw, monkeypatch):
     """The run is a program that waits; it gets the images that were marked at its start."""
     waits = "import pathlib, sys, time; print(sorted(p.name for p in pathlib.Path(sys.argv[1]).iterdir()), flush=True)"
@@ -77,11 +62,6 @@ def test_marks_that_are_set_while_a_run_learns_stay(visitor, state, raw, monkeyp
     go.touch()
     assert wait(state.job) == "done"
     assert state.to_learn.labels() == {second: "anomaly"}
-
-
-def test_nothing_to_learn_and_no_way_back_are_said(visitor):
-    assert "No image is marked" in visitor.post("/learn").text
-    assert "no earlier model" in visitor.post("/undo").text
 
 
 def test_without_a_project_nothing_can_be_marked(state, raw):
@@ -105,14 +85,6 @@ def test_one_job_at_a_time_and_its_output_is_shown():
     assert wait(job) == "failed" and "exit code" in job.lines[-1]
     job.start("Second", program(job, "print('second')"))
     assert wait(job) == "done" and list(job.lines) == ["second"]
-
-
-def test_how_far_work_is_takes_one_line_of_what_a_command_has_said():
-    job = Job()
-    job.lines.append("AUC: 0.9, 0.95")
-    for number in range(500):
-        job.update(f"Inspected again: {number + 1} of 500 images")
-    assert list(job.lines) == ["AUC: 0.9, 0.95", "Inspected again: 500 of 500 images"]
 
 
 def test_after_a_failure_no_further_step_is_made():

@@ -23,7 +23,7 @@ def fetched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def pth(fetched: Path) -> Path:
     """torchvision's unmodified file of MobileNetV2."""
-    return fetched / "mobilenet_v2" / KNOWN["mobilenet_v2"].file
+    return fetched / "mobilenet_v2" / KNOWN["mobilenet_v2"].member
 
 
 @pytest.fixture(scope="session")

@@ -16,11 +16,12 @@ from scipy.stats import spearmanr
 from torch import nn
 from torchvision.models import get_model
 from torchvision.models.feature_extraction import create_feature_extractor
-from torchvision.models.vision_transformer import VisionTransformer
 from torchvision.transforms.functional import normalize
 
-from mpfm_kedro.backbones import extraction
-from mpfm_kedro.backbones.extraction import Backbone, ViewImages, extract, images_per_batch
+from mpfm_kedro.backbones import backbone as module
+from mpfm_kedro.backbones.backbone import Backbone
+from mpfm_kedro.backbones.extraction import ViewImages, extract
+from mpfm_kedro.backbones.store import Rows, row_keys
 from mpfm_kedro.backbones.weights import obtain_weights
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
@@ -52,14 +53,6 @@ def test_auto_reads_the_two_coarsest_maps_of_a_resnet(backbone):
         "layer3": (2, 256, 4, 4),
         "layer4": (2, 512, 2, 2),
     }
-
-
-def test_auto_reads_two_maps_of_another_network():
-    network = get_model("mobilenet_v2", weights=None)
-    backbone = Backbone("mobilenet_v2", network.state_dict(), ["auto"], ["auto"])
-    maps = backbone(torch.zeros(1, 3, SIZE, SIZE, dtype=torch.uint8))
-    assert [maps[layer].shape[2] for layer in backbone.layers] == [4, 2]
-    assert [maps[layer].shape[2] for layer in backbone.map_layers] == [8, 4]
 
 
 def test_named_layers_are_read_in_the_order_given(weights):
@@ -105,15 +98,6 @@ def test_layer_without_a_map_is_an_error_that_names_those_with_one(layers, weigh
     assert layers[-1] in str(raised.value)
 
 
-def test_network_without_maps_is_an_error(monkeypatch):
-    def transformer(name: str, weights: None) -> VisionTransformer:
-        return VisionTransformer(image_size=32, patch_size=8, num_layers=1, num_heads=1, hidden_dim=8, mlp_dim=8)
-
-    monkeypatch.setattr(extraction, "get_model", transformer)
-    with pytest.raises(InputError, match="vit_b_16"):
-        Backbone("vit_b_16", transformer("", None).state_dict(), ["auto"], ["auto"])
-
-
 def test_pooled_statistics_are_those_of_the_network_s_own_maps(weights, backbone):
     images = torch.randint(0, 256, (3, 3, SIZE, SIZE), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     network = get_model("resnet18", weights=None).eval()
@@ -152,14 +136,14 @@ def parameters(**changes: Any) -> FeatureParameters:
 
 
 def extracted(backbone: Backbone, dataset: ViewImages, **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    batches = list(extract(backbone, dataset, parameters(**changes), torch.device("cpu")))
-    assert torch.cat([batch.positions for batch in batches]).tolist() == list(range(len(dataset)))
-    return torch.cat([batch.pooled for batch in batches]), torch.cat([batch.maps for batch in batches])
+    rows = Rows.join(extract(backbone, dataset, parameters(**changes), torch.device("cpu")))
+    assert rows.keys == row_keys(dataset.views).tolist()
+    return torch.from_numpy(rows.pooled), torch.from_numpy(rows.maps)
 
 
 def pixels(dataset: ViewImages, i: int) -> np.ndarray:
-    position, image = dataset[i]
-    assert position == i
+    key, image = dataset[i]
+    assert key == row_keys(dataset.views).iloc[i]
     return image.permute(1, 2, 0).numpy()
 
 
@@ -189,28 +173,10 @@ def test_the_company_in_a_batch_changes_nothing(backbone, dataset):
         torch.testing.assert_close(alone_maps, maps, rtol=2e-3, atol=1e-3)
 
 
-def test_decoding_in_another_process_preserves_the_order(backbone, dataset):
-    pooled, _ = extracted(backbone, dataset, batch_size=2)
-    torch.testing.assert_close(extracted(backbone, dataset, batch_size=2, workers=1)[0], pooled)
-
-
-def test_largest_map_is_that_of_the_first_convolution(backbone):
-    assert backbone.largest_map_bytes(224) == 4 * 64 * 112 * 112
-    assert backbone.largest_map_bytes(448) == 4 * 64 * 224 * 224
-
-
-@pytest.mark.parametrize(
-    ("image_size", "batch_size", "expected"),
-    [(224, 32, 32), (224, 7, 7), (448, 32, 32), (1024, 32, 8), (1024, 3, 3), (4096, 32, 1)],
-)
-def test_large_images_come_in_smaller_batches(image_size, batch_size, expected, backbone):
-    assert images_per_batch(backbone, image_size, batch_size) == expected
-
-
 def test_batches_are_bounded_in_bytes(backbone, dataset, monkeypatch):
-    monkeypatch.setattr(extraction, "BATCH_BYTES", 2 * backbone.largest_map_bytes(SIZE))
+    monkeypatch.setattr(module, "BATCH_BYTES", 2 * backbone.bytes_per_pixel * SIZE**2)
     batches = list(extract(backbone, dataset, parameters(), torch.device("cpu")))
-    assert [len(batch.positions) for batch in batches] == [2, 2, 1]
+    assert [len(batch.keys) for batch in batches] == [2, 2, 1]
 
 
 @pytest.fixture(scope="module")
@@ -250,18 +216,10 @@ def test_bf16_ranks_images_as_fp32_does(imagenet, tmp_path):
     assert spearmanr(distance(exact, n // 2), distance(rounded, n // 2)).statistic > 0.99
 
 
-def test_fp32_is_what_the_backbone_gives_without_autocast(backbone, dataset):
-    pooled, maps = extracted(backbone, dataset, batch_size=5, precision="fp32")
-    with torch.inference_mode():
-        expected = backbone.features(torch.stack([dataset[i][1] for i in range(5)]), STATISTICS)
-    assert torch.equal(pooled, expected[0]) and torch.equal(maps, expected[1])
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_features_on_a_gpu_are_those_of_the_cpu(weights, backbone, dataset):
     pooled, maps = extracted(backbone, dataset)
     on_gpu = Backbone("resnet18", weights, ["auto"], ["auto"])
-    batches = list(extract(on_gpu, dataset, parameters(), torch.device("cuda")))
-    assert {batches[0].pooled.device.type, batches[0].maps.device.type} == {"cpu"}
-    torch.testing.assert_close(torch.cat([batch.pooled for batch in batches]), pooled, rtol=1e-2, atol=1e-2)
-    torch.testing.assert_close(torch.cat([batch.maps for batch in batches]), maps, rtol=1e-2, atol=1e-2)
+    found = Rows.join(extract(on_gpu, dataset, parameters(), torch.device("cuda")))
+    torch.testing.assert_close(torch.from_numpy(found.pooled), pooled, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(torch.from_numpy(found.maps), maps, rtol=1e-2, atol=1e-2)

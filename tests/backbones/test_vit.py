@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mpfm_kedro.backbones import dinov2
-from mpfm_kedro.backbones.building import accepted_size, build_backbone
+from mpfm_kedro.backbones.backbone import Backbone
 from mpfm_kedro.backbones.dinov2 import TransformerBackbone
+from mpfm_kedro.backbones.networks import build_backbone
+from mpfm_kedro.backbones.origins import KNOWN
 from mpfm_kedro.errors import InputError
+from random_networks import random_network
 
 AUTO = ["auto"]
 WIDTH, GRID = 384, 37
@@ -23,7 +26,7 @@ WIDTH, GRID = 384, 37
 @pytest.fixture(scope="session")
 def graph(fetched: Path) -> Path:
     """The ONNX file of the package."""
-    return fetched / dinov2.NAME / "vit_s_focus.onnx"
+    return fetched / dinov2.NAME / KNOWN[dinov2.NAME].member
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +38,7 @@ def weights(graph: Path) -> dict[str, Tensor]:
 def random_weights() -> dict[str, Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return {name: torch.randn_like(value) / 20 for name, value in dinov2.random_network().state_dict().items()}
+        return {name: torch.randn_like(value) / 20 for name, value in random_network(dinov2.NAME).state_dict().items()}
 
 
 def photograph(size: int) -> Tensor:
@@ -101,17 +104,6 @@ def test_tokens_are_those_of_timm_where_no_position_is_interpolated(random_weigh
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(("size", "side"), [(14, 1), (70, 5), (224, 16)])
-def test_maps_of_any_size(random_weights, size, side):
-    backbone = build_backbone(dinov2.NAME, random_weights, AUTO, AUTO)
-    assert (backbone.layers, backbone.map_layers) == (("blocks.9", "norm"), ("blocks.6",))
-    with torch.inference_mode():
-        pooled, maps = backbone.features(photograph(size), ["mean", "max", "std"])
-    assert pooled.shape == (1, 2 * 3 * WIDTH)
-    assert maps.shape == (1, WIDTH, side, side)
-    assert backbone.largest_map_bytes(size) >= 4 * 4 * WIDTH * side**2
-
-
 def test_positions_of_the_own_grid_are_not_interpolated(random_weights):
     smooth = torch.linspace(0, 1, GRID)[:, None].expand(GRID, GRID).reshape(1, -1, 1).expand(-1, -1, WIDTH)
     embedding = torch.cat([random_weights["pos_embed"][:, :1], smooth], 1)
@@ -139,16 +131,6 @@ def test_positions_are_interpolated_as_by_the_authors(random_weights, side):
     torch.testing.assert_close(found.double(), kernel @ grid @ kernel.T, rtol=1e-4, atol=1e-5)
 
 
-def test_blocks_after_the_last_layer_are_not_computed(random_weights):
-    backbone = TransformerBackbone("", random_weights, ["blocks.2"], ["blocks.1"])
-    computed = []
-    for block in backbone.network.blocks:
-        block.register_forward_hook(lambda module, *_: computed.append(module))
-    with torch.inference_mode():
-        backbone(photograph(28))
-    assert len(computed) == 3
-
-
 def test_unknown_layer_says_which_there_are(random_weights):
     with pytest.raises(InputError, match=r"no feature map \['layer4'\]; it has: blocks.0, .*blocks.11, norm"):
         build_backbone(dinov2.NAME, random_weights, ["layer4"], AUTO)
@@ -157,9 +139,7 @@ def test_unknown_layer_says_which_there_are(random_weights):
 @given(size=st.integers(32, 4096))
 @settings(max_examples=50, deadline=None)
 def test_accepted_size_is_the_nearest_multiple_of_a_patch(size):
-    backbone = TransformerBackbone.__new__(TransformerBackbone)
-    torch.nn.Module.__init__(backbone)
-    accepted = accepted_size(backbone, size)
+    accepted = TransformerBackbone.accepted_size(TransformerBackbone, size)  # a class has the patch, too
     assert accepted % 14 == 0 and accepted > 0
     assert abs(accepted - size) <= 7
-    assert accepted_size(torch.nn.Identity(), size) == size  # type: ignore[arg-type]
+    assert Backbone.accepted_size(Backbone, size) == size

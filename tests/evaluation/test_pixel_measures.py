@@ -45,12 +45,6 @@ def test_case_worked_by_hand():
     assert measure(*halves) == pytest.approx(expected)
 
 
-def test_jump_at_the_limit_adds_no_area():
-    heat, mask = np.arange(13, 0, -1.0)[None], np.zeros((1, 13), dtype=bool)
-    mask[0, [0, 4, 5]] = True  # regions of one and two pixels; three of ten normal pixels lie above the second
-    assert measure((heat, mask))["aupro"] == pytest.approx(0.5)
-
-
 @given(IMAGES)
 @settings(deadline=None)
 def test_measures_are_those_of_scikit_learn_and_of_every_region(images):
@@ -91,16 +85,6 @@ def test_values_of_any_scale_and_sign():
         assert measure((factor * heat, mask))["pixel_auroc"] == pytest.approx(exact, abs=1e-4)
 
 
-@pytest.mark.parametrize("marked", [False, True])
-def test_undefined_without_both_kinds_of_pixels(marked):
-    assert all(np.isnan(value) for value in measure((np.zeros((3, 3)), np.full((3, 3), marked))).values())
-
-
-def test_shapes_must_be_equal():
-    with pytest.raises(InputError, match=r"\(3, 3\) and a mask of shape \(3, 4\)"):
-        measure((np.zeros((3, 3)), np.zeros((3, 4))))
-
-
 @pytest.fixture
 def folder(tmp_path):
     """Two masks of 40 × 20: a column at 7, and one pixel at (30, 11)."""
@@ -124,11 +108,6 @@ def test_masks_are_merged_and_cropped(folder):
 def test_smaller_mask_loses_no_defect(folder):
     found = read_mask(folder, "masks/b.png", "", (10, 5))
     assert np.argwhere(found).tolist() == [[2, 7]]
-
-
-def test_no_mask_is_no_defect(folder):
-    assert read_mask(folder, "", "", (40, 20)).shape == (20, 40)
-    assert not read_mask(folder, "", "", (40, 20)).any()
 
 
 def test_missing_mask_is_named(folder):

@@ -1,4 +1,4 @@
-"""The stages of the hard setting on synthetic images, each run as a process of its own that can be disturbed.
+"""The hard setting on synthetic images, stage by stage, as processes that can be disturbed.
 
 This process never runs a pipeline itself.
 """
@@ -12,65 +12,60 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 import psutil
 
-from mpfm_kedro.backbones.store import read_keys, row_keys
+from mpfm_kedro.backbones.store import read_keys
 
 PROJECT = Path(__file__).parents[2]
-FEW = "n_seeds=1,known_class=spot"
-# each stage by the tags of its nodes
-# in the order in which a whole run has them
-STAGES = {
-    "ingestion": "ingestion",
-    "audit": "audit",
-    "runs": "draw_runs",
-    "features": "extract_features",
-    "prototypes": "initialise_prototypes",
-    "training": "train_mpfm",
-    "calibration": "calibrate_scores",
-    "scoring": "score_images",
-    "evaluation": "evaluate",
-    "reporting": "describe_models,draw_figures,write_report",
-}
-FITS = ("prototypes", "training", "calibration")
-WITH_WORKERS = (*FITS, "scoring")
 SECONDS = 600  # after which a process is believed to hang
-# where each stage writes first, below the output folder
-TARGETS = {
-    "ingestion": "02_intermediate/synthetic",
-    "audit": "08_reporting/synthetic",
-    "features": "04_feature/store",
-    "runs": "05_model_input/synthetic/hard",
-    **{stage: f"06_models/synthetic/{stage}" for stage in FITS},
-    "scoring": "06_models/synthetic/scores",
-    "evaluation": "08_reporting/synthetic/hard",
-    "reporting": "08_reporting/synthetic/hard",
+
+
+class Stage(NamedTuple):
+    """The tags of its nodes, the folder it writes to first, and patterns of what it makes."""
+
+    tags: str
+    target: str
+    made: tuple[str, ...]
+
+
+MODELS, RESULTS, REPORTS = (f"{layer}/synthetic" for layer in ("06_models", "07_model_output", "08_reporting"))
+
+
+def fits(name: str, table: str) -> tuple[str, tuple[str, ...]]:
+    """The folder in the memory of fits, and patterns of what is in it and of the table that lists it."""
+    return f"{MODELS}/{name}", (f"{MODELS}/{name}/*", table)
+
+
+STAGES = {  # in the order of a whole run
+    "ingestion": Stage("ingestion", "02_intermediate/synthetic", ("02_intermediate/synthetic/*.parquet",)),
+    "audit": Stage("audit", REPORTS, (f"{REPORTS}/*.*",)),
+    "runs": Stage("draw_runs", "05_model_input/synthetic/hard", ("05_model_input/synthetic/hard/*",)),
+    "features": Stage("extract_features", "04_feature/store", ("04_feature/**/*",)),
+    "prototypes": Stage("initialise_prototypes", *fits("prototypes", f"{MODELS}/hard/prototypes.parquet")),
+    "training": Stage("train_mpfm", *fits("training", f"{MODELS}/hard/trained.parquet")),
+    "calibration": Stage("calibrate_scores", *fits("calibration", f"{MODELS}/hard/models.parquet")),
+    "scoring": Stage("score_images", *fits("scores", f"{RESULTS}/hard/scores.parquet")),
+    "evaluation": Stage("evaluate", f"{REPORTS}/hard", (f"{REPORTS}/hard/*.csv", f"{REPORTS}/hard/*.json")),
+    "reporting": Stage(
+        "describe_models,draw_figures,write_report",
+        f"{REPORTS}/hard",
+        (f"{REPORTS}/hard/*.[ph]*", f"{REPORTS}/hard/*_*.csv"),
+    ),
 }
-
-
-# what each stage makes, as ``results`` names it
-MADE = {
-    "ingestion": "02_intermediate/",
-    "audit": "08_reporting/synthetic/audit.csv",
-    "features": "features ",
-    "runs": "05_model_input/",
-    **{stage: f"06_models/synthetic/{stage}/" for stage in FITS},
-    "scoring": "07_model_output/synthetic/hard/scores.parquet",
-    "evaluation": "08_reporting/synthetic/hard/summary.csv",
-    "reporting": "08_reporting/synthetic/hard/",
-}
-
+# what a run decides; times and dates are elsewhere
+DECIDED = ("02_*/*/samples.parquet", "05_*/*/hard/*", "06_*/*/hard/*", "07_*/*/hard/scores.parquet")
+DECIDED += tuple(f"{STAGES[name].target}/*.safetensors" for name in ("prototypes", "training", "calibration"))
+DECIDED += (f"{REPORTS}/*.csv", f"{REPORTS}/hard/*.csv", f"{REPORTS}/hard/*.png")
 
 STARTED: list[Process] = []
-# Python's own server of processes: it is started anew, imports what is slow to import, and then forks. A process of it
-# costs little, and has nothing of the threads, streams and log handlers of a test.
+# a fork of a server that has imported what is slow to import costs little, and has no threads and streams of a test
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     ["kedro.framework.cli", "matplotlib.pyplot"]
@@ -79,38 +74,22 @@ SERVER.set_forkserver_preload(
 
 
 def nothing() -> None:
-    """What happens in a process before its command, where nothing is said."""
-
-
-def end_all() -> None:
-    """Kill what still runs of all that was started, after a test that failed."""
-    for process in STARTED:
-        process.kill()
-        process.wait()
-    STARTED.clear()
+    """What a process does before its command, if nothing is said."""
 
 
 class Process:
-    """A process that runs ``kedro`` with some arguments.
+    """A process that runs ``kedro`` with some arguments and writes to a log.
 
-    Args:
-        arguments: of the command line.
-        log: the file for all that it writes.
-        before: called in it first, as the parts that it has of a fault; importable by name.
+    ``before`` is called in it first, to prepare a fault; it must be importable by name.
     """
 
-    def __init__(self, arguments: Sequence[str], log: Path, before: Callable[[], None] = nothing) -> None:
+    def __init__(self, arguments: list[str], log: Path, before: Callable[[], None] = nothing) -> None:
         self._log = log
         self._log.write_bytes(b"")
         self._process = SERVER.Process(target=_run, args=(arguments, log, before))
         self._process.start()
+        self.pid: int = self._process.pid  # type: ignore[assignment]
         STARTED.append(self)
-
-    @property
-    def pid(self) -> int:
-        """Its number."""
-        assert self._process.pid is not None
-        return self._process.pid
 
     @property
     def output(self) -> str:
@@ -124,37 +103,35 @@ class Process:
     def wait(self) -> int:
         """Its exit code; the negative signal if it was killed."""
         self._process.join(SECONDS)
-        if self._process.exitcode is None:
-            self.kill()
-            raise AssertionError(f"the process hangs:\n{self.output}")
+        assert self._process.exitcode is not None, f"the process hangs:\n{self.output}"
         return self._process.exitcode
 
-    def kill(self) -> None:
-        """End it as a machine without memory does."""
+    def end(self) -> None:
+        """Kill it."""
         self._process.kill()
+        self._process.join()
 
     def workers(self) -> list[psutil.Process]:
         """Its worker processes: those of loky, and those that were forked to read images."""
-        found = []
+        workers = []
         with suppress(psutil.Error):
-            own = psutil.Process(self.pid)
-            of_main = own.cmdline()
-            for child in own.children(recursive=True):
+            main = psutil.Process(self.pid)
+            for child in main.children(recursive=True):
                 with suppress(psutil.Error):  # it has just ended; the others count
                     line = child.cmdline()
-                    if "LokyProcess" in " ".join(line) or line == of_main:
-                        found.append(child)
-        return found
+                    if "LokyProcess" in " ".join(line) or line == main.cmdline():
+                        workers.append(child)
+        return workers
 
 
-def _run(arguments: Sequence[str], log: Path, before: Callable[[], None]) -> None:
+def _run(arguments: list[str], log: Path, before: Callable[[], None]) -> None:
     """Do in this process what the command ``kedro`` does, to its very end."""
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.chdir(PROJECT)
     sys.argv = ["kedro", *arguments]
-    multiprocessing.set_start_method(None, force=True)  # its own workers are started as ever
+    multiprocessing.set_start_method(None, force=True)  # its workers are started as in any run
     before()
     from kedro.framework.cli import main
 
@@ -167,32 +144,17 @@ def _run(arguments: Sequence[str], log: Path, before: Callable[[], None]) -> Non
 
 @dataclass(frozen=True)
 class Project:
-    """Raw images and outputs below one folder."""
+    """A folder of outputs; the raw images beside it are shared."""
 
-    folder: Path
+    out: Path
 
-    @property
-    def out(self) -> Path:
-        """The output folder."""
-        return self.folder / "out"
-
-    def arguments(self, stages: Sequence[str], setting: str = "hard", more: str = "") -> list[str]:
-        """The command line of some stages of a setting; of all of them where none is named."""
-        few = f",{FEW}" if not stages or "runs" in stages else ""  # a parameter without an effect would be refused
-        parameters = f"data_root={self.folder / 'raw'},output_root={self.out}{few}{more}"
-        chosen = [f"--tags={','.join(STAGES[stage] for stage in stages)}"] if stages else []
-        return ["run", "--env=test", f"--pipelines={setting}_setting", *chosen, f"--params={parameters}"]
-
-    def start(
-        self,
-        *stages: str,
-        setting: str = "hard",
-        more: str = "",
-        name: str = "log",
-        before: Callable[[], None] = nothing,
-    ) -> Process:
-        """Start stages."""
-        return Process(self.arguments(stages, setting, more), self.folder / f"{name}.txt", before)
+    def start(self, *stages: str, more: str = "", before: Callable[[], None] = nothing) -> Process:
+        """Start some stages, or all."""
+        few = ",n_seeds=1,known_class=spot" if not stages or "runs" in stages else ""  # elsewhere without an effect
+        parameters = f"data_root={self.out.parent / 'raw'},output_root={self.out}{few}{more}"
+        tags = [f"--tags={','.join(STAGES[stage].tags for stage in stages)}"] if stages else []
+        arguments = ["run", "--env=test", "--pipelines=hard_setting", *tags, f"--params={parameters}"]
+        return Process(arguments, self.out.parent / f"{self.out.name}{len(STARTED)}.txt", before)
 
     def run(self, *stages: str, before: Callable[[], None] = nothing) -> str:
         """Run stages, which must succeed; returns what was written."""
@@ -200,66 +162,29 @@ class Project:
         assert process.wait() == 0, process.output
         return process.output
 
-    def copy_from(self, other: Project) -> Project:
-        """Put a copy of another project's outputs here, beside a link to its raw images."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        raw = self.folder / "raw"
-        if not raw.exists():
-            raw.symlink_to((other.folder / "raw").resolve(), target_is_directory=True)
-        copy(other.out, self.out)
-        return self
+    def copy_before(self, stage: str, out: Path) -> Project:
+        """A copy of this finished project, without what a stage, if any, and the later ones have made."""
+        subprocess.run(["cp", "--archive", f"{self.out}/.", str(out)], check=True)
+        for path in Project(out)._made_from(stage) if stage else ():
+            if path.is_file():
+                path.unlink()
+        return Project(out)
 
+    def _made_from(self, stage: str) -> set[Path]:
+        """What a stage and the later ones have made."""
+        later = list(STAGES)[list(STAGES).index(stage) :]
+        return {path for name in later for pattern in STAGES[name].made for path in self.out.glob(pattern)}
 
-def copy(source: Path, target: Path) -> None:
-    """Copy what is in a folder; files that share their disk blocks do so in the copy, too."""
-    target.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["cp", "--archive", f"{source}/.", str(target)], check=True)
-
-
-def refused(process: Process) -> str:
-    """The one clear message that a run ends with, which names each failed task in a line of its own.
-
-    A trace-back, or a success, is a failure of the test.
-    """
-    code, output = process.wait(), process.output
-    assert code == 1, f"exit code {code}:\n{output}"
-    assert "Traceback" not in output, output
-    _, *messages = f"\n{output}".split("\nError: ")
-    assert len(messages) == 1, output
-    return messages[0]
-
-
-def results(out: Path) -> dict[str, str]:
-    """Digests of everything that a run decides; how long it took does not count."""
-    found = {}
-    for file in sorted(out.glob("0[257]_*/**/*.parquet")):
-        if file.name != "files.parquet":
-            found[str(file.relative_to(out))] = _of_table(pd.read_parquet(file))
-    for file in sorted(out.glob("08_reporting/**/*.csv")):
-        found[str(file.relative_to(out))] = _of_table(pd.read_csv(file))
-    for stage in FITS:
-        for file in sorted(out.glob(f"06_models/*/{stage}/*.safetensors")):
-            found[str(file.relative_to(out))] = hashlib.sha256(file.read_bytes()).hexdigest()
-    for store in (file.parent for file in out.glob("04_feature/store/*/store.json")):
-        views = [pd.read_parquet(views) for views in out.glob("04_feature/*/features.parquet")]
-        wanted = set(row_keys(pd.concat(views)))  # others are never read
-        for name in ("pooled", "maps"):
-            rows = {}
-            for file in sorted(store.glob("*.keys.txt")):
+    def results(self, stage: str = "reporting") -> dict[str, str]:
+        """Digests of what was decided up to the end of a stage; of features by row, as parts may be cut elsewhere."""
+        later = [*STAGES][[*STAGES].index(stage) + 1 :]
+        left_out = self._made_from(later[0]) if later else set()
+        files = sorted({file for pattern in DECIDED for file in self.out.glob(pattern)} - left_out)
+        contents = {str(file.relative_to(self.out)): file.read_bytes() for file in files if file.name[0] != "."}
+        for name in ("pooled", "maps") if stage not in ("ingestion", "audit", "runs") else ():
+            rows: dict[str, np.ndarray] = {}
+            for file in self.out.glob("04_feature/store/*/*.keys.txt"):
                 numbers = np.load(file.with_name(file.name.replace("keys.txt", f"{name}.npy")))
                 rows |= dict(zip(read_keys(file), numbers, strict=True))
-            content = b"".join(rows[key].tobytes() for key in sorted(wanted & rows.keys()))
-            found[f"features {name}"] = hashlib.sha256(content).hexdigest()
-    return found
-
-
-def _of_table(table: pd.DataFrame) -> str:
-    return hashlib.sha256(table.drop(columns="seconds", errors="ignore").to_csv(index=False).encode()).hexdigest()
-
-
-def assert_same(out: Path, expected: dict[str, str]) -> None:
-    """All results that are there must be the expected ones, and none may be missing."""
-    found = results(out)
-    assert found.keys() >= expected.keys(), sorted(expected.keys() - found.keys())
-    changed = [name for name in expected if found[name] != expected[name]]
-    assert not changed, changed
+            contents[f"features {name}"] = b"".join(rows[key].tobytes() for key in sorted(rows))
+        return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}

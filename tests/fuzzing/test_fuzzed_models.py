@@ -69,7 +69,7 @@ def test_a_damaged_card_gives_a_model_or_is_refused(seed, folder, attempt):
     attempt(lambda: load_model(own), InputError)
 
 
-@inputs(100)
+@inputs(100, least=4)
 @given(data=st.data())
 def test_an_inspector_of_a_foreign_model_works_or_is_refused(data, folder, attempt):
     own, model = folder.with_name("whole"), made_model()

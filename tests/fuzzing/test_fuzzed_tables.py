@@ -123,8 +123,3 @@ def test_a_foreign_table_is_read_or_refused(seed, tmp_path, attempt):
     content = (tmp_path / "table.parquet").read_bytes()
     (tmp_path / "damaged.parquet").write_bytes(damaged(content, seed))
     attempt(lambda: load_table(tmp_path / "damaged.parquet"), InputError)
-
-
-def test_the_seed_of_parameters_is_valid():
-    assert yaml.safe_dump(json.loads(json.dumps(parameters())))
-    check_parameters(parameters())

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, ImageCms, ImageFile
+from PIL import Image, ImageFile
 
 from mpfm_kedro.images import loading
 from mpfm_kedro.images.decoding import FIRST_FRAME, TURNED, UPRIGHT, UnusableImageError, scale
-from mpfm_kedro.images.loading import TRANSPARENT, ImageLoader
+from mpfm_kedro.images.loading import ImageLoader
 
 LIMIT = 10_000
 
@@ -198,17 +198,6 @@ def test_deep_values_are_scaled_by_the_range(name, loader):
         loader.read(name)
 
 
-@pytest.mark.parametrize(
-    ("name", "lowest", "highest"), [("twelve.png", 0, 4095), ("signed.tif", -1, 1), ("colours.png", 0, 4095)]
-)
-def test_lowest_and_highest_values_are_found(name, lowest, highest, loader):
-    DEEP[name][0](loader.folder / name)
-    checked = loader.examine_all([name], processes=1).loc[name]
-    assert (checked["lowest"], checked["highest"]) == (lowest, highest)
-    again = loader.examine_all([name], processes=1).loc[name]
-    assert again.to_dict() == checked.to_dict()
-
-
 @given(pixels=st.lists(st.integers(0, 255), min_size=1), bits=st.sampled_from([8, 10, 12, 14, 16]))
 def test_eight_bits_survive_any_depth(pixels, bits):
     eight, most = np.array([pixels], np.uint8), 2**bits - 1
@@ -238,12 +227,6 @@ def test_values_that_are_not_finite_are_a_named_problem(value, suffix, loader):
     else:
         Image.fromarray(pixels).save(loader.folder / "a.tif")
     assert "not finite" in examine(loader, f"a.{suffix}")["problem"]
-
-
-@pytest.mark.parametrize("kind", ["c16", "U3", "M8[s]"])
-def test_array_of_no_numbers_is_a_named_problem(kind, loader):
-    np.save(loader.folder / "a.npy", np.zeros((2, 2), kind))
-    assert "integers or floating point" in examine(loader, "a.npy")["problem"]
 
 
 @pytest.mark.parametrize(
@@ -283,14 +266,6 @@ def test_image_is_turned_as_its_exif_tag_says(orientation, suffix, deep, loader)
     assert cropped.shape == (8, 8, 3) and cropped.min() > 250
 
 
-def test_image_without_the_tag_is_not_touched(loader):
-    pixels = np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(loader.folder / "a.jpg", quality=95)
-    with Image.open(loader.folder / "a.jpg") as plain:
-        assert loader.read("a.jpg").tobytes() == plain.tobytes()
-    assert examine(loader, "a.jpg")["done"] == ""
-
-
 def test_damaged_exif_data_do_not_matter(loader):
     Image.new("RGB", (6, 4), (9, 9, 9)).save(loader.folder / "a.jpg", exif=b"Exif\0\0II*\0\xff\xff\xff\xff no tags")
     assert examine(loader, "a.jpg")["problem"] == ""
@@ -304,19 +279,6 @@ def test_first_of_several_frames_is_used(suffix, loader):
     frames[0].save(loader.folder / f"a.{suffix}", save_all=True, append_images=frames[1:], **options)
     assert examine(loader, f"a.{suffix}")["done"] == FIRST_FRAME
     assert loader.read(f"a.{suffix}").getpixel((0, 0)) == (200, 200, 200)
-
-
-@pytest.mark.parametrize(("alpha", "done"), [(255, ""), (254, TRANSPARENT), (0, TRANSPARENT)])
-def test_transparency_is_reported_where_it_shows(alpha, done, loader):
-    Image.new("RGBA", (6, 4), (9, 9, 9, alpha)).save(loader.folder / "a.png")
-    assert examine(loader, "a.png")["done"] == done
-
-
-def test_colour_profiles_are_ignored(loader):
-    pixels = np.arange(6 * 4 * 3, dtype=np.uint8).reshape(4, 6, 3)
-    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
-    Image.fromarray(pixels).save(loader.folder / "profile.png", icc_profile=profile)
-    np.testing.assert_array_equal(np.asarray(loader.read("profile.png")), pixels)
 
 
 def test_crop_is_a_box_of_the_image(loader):
@@ -345,12 +307,6 @@ def test_damaged_file_is_a_named_problem(suffix, damage, loader):
     checked = examine(loader, f"a.{suffix}")
     assert checked["problem"]
     assert (checked["content_hash"] == "") == (damage == "missing")
-
-
-@pytest.mark.parametrize("shape", [(2, 3, 4, 3), (0, 0), (5,)])
-def test_array_that_is_no_image_is_a_named_problem(shape, loader):
-    np.save(loader.folder / "a.npy", np.zeros(shape, np.uint8))
-    assert examine(loader, "a.npy")["problem"]
 
 
 def png_with_header(width: int, height: int) -> bytes:
@@ -382,14 +338,6 @@ def test_array_that_claims_to_be_huge_is_refused_before_reading(loader):
     assert "max_megapixels" in examine(loader, "bomb.npy")["problem"]
 
 
-def test_own_limit_takes_precedence_over_the_decoder_s(loader, monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    Image.new("RGB", (20, 20)).save(loader.folder / "a.png")
-    assert examine(loader, "a.png")["problem"] == ""
-    assert loader.read("a.png").size == (20, 20)
-    assert Image.MAX_IMAGE_PIXELS == 10
-
-
 def write_grey(file: Path, value: int) -> None:
     Image.new("RGB", (4, 4), (value, value, value)).save(file)
 
@@ -409,18 +357,6 @@ def examined(monkeypatch) -> list[str]:
     return names
 
 
-def test_file_of_the_same_size_and_date_is_not_read_again(loader, examined):
-    for name in ("a.bmp", "b.bmp"):
-        write_grey(loader.folder / name, 1)
-    first = loader.examine_all(["a.bmp", "b.bmp"], processes=1)
-    assert examined == ["a.bmp", "b.bmp"]
-    status = (loader.folder / "a.bmp").stat()
-    write_grey(loader.folder / "a.bmp", 2)
-    os.utime(loader.folder / "a.bmp", ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert loader.examine_all(["a.bmp", "b.bmp"], processes=1).to_dict() == first.to_dict()
-    assert examined == ["a.bmp", "b.bmp"]
-
-
 def test_only_a_changed_or_new_file_is_read_again(loader, examined):
     for name in ("a.bmp", "b.bmp"):
         write_grey(loader.folder / name, 1)
@@ -437,12 +373,6 @@ def test_only_a_changed_or_new_file_is_read_again(loader, examined):
     loader.examine_all(["c.bmp"], processes=1)
     loader.examine_all(["a.bmp", "b.bmp"], processes=1)
     assert examined == []
-
-
-def test_missing_file_is_read_once_it_is_there(loader):
-    assert loader.examine_all(["a.bmp"], processes=1).loc["a.bmp", "problem"]
-    write_grey(loader.folder / "a.bmp", 1)
-    assert loader.examine_all(["a.bmp"], processes=1).loc["a.bmp", "problem"] == ""
 
 
 def test_file_that_could_not_be_read_for_a_moment_is_tried_again(loader, monkeypatch):

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.position_maps import FINER, resize, smooth_maps
 
 MAPS = arrays.arrays(
@@ -42,26 +41,3 @@ def test_a_peak_stays_where_it_is():
 def test_resizing_is_bilinear_between_centres_of_cells():
     found = resize([[0.0, 1.0]], (8, 1))[0]
     assert found == pytest.approx([0, 0, 0.125, 0.375, 0.625, 0.875, 1, 1])
-
-
-def test_images_do_not_blur_into_each_other():
-    maps = np.zeros((3, 4, 4))
-    maps[1] = 1
-    assert smooth_maps(maps)[[0, 2]].max() == 0
-
-
-def test_a_wider_gaussian_lowers_a_peak():
-    maps = np.zeros((1, 9, 9))
-    maps[0, 4, 4] = 1
-    peaks = [smooth_maps(maps, sigma).max() for sigma in (0, 0.5, 1, 2)]
-    assert peaks == sorted(peaks, reverse=True)
-    assert peaks[0] > 0.7  # the peak lies between the centres of four finer cells
-
-
-@pytest.mark.parametrize(
-    ("maps", "message"),
-    [(np.zeros((4, 4)), r"shape \(4, 4\)"), (np.full((1, 4, 4), np.nan), "not finite")],
-)
-def test_bad_input_is_named(maps, message):
-    with pytest.raises(InputError, match=message):
-        smooth_maps(maps)

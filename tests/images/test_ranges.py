@@ -54,10 +54,6 @@ def test_unusual_values_are_an_error_with_the_numbers(rows, values):
         find_range(table(*rows), "auto")
 
 
-def test_mixture_and_negative_values_work_in_a_range_that_is_set():
-    assert find_range(table(("float", -900, 1), ("integer", 0, 2900)), "-1000..3000") == "-1000..3000"
-
-
 @given(lowest=st.integers(0, 65535), highest=st.integers(4096, 65535))
 def test_range_of_integers_covers_them_and_is_no_larger_than_four_times_the_highest(lowest, highest):
     low, high = parse_range(fitting_range(min(lowest, highest), highest, "integer"))

@@ -40,11 +40,6 @@ def test_the_original_stays_as_it_is():
     np.testing.assert_array_equal(np.asarray(apply_view(Image.fromarray(pixels), "original", "hash")), pixels)
 
 
-def test_unknown_view_is_refused():
-    with pytest.raises(ValueError, match="rot45"):
-        apply_view(Image.fromarray(noise(5, 3)), "rot45", "hash")
-
-
 def test_a_view_depends_on_the_content_and_its_number_only():
     pixels = noise(40, 30)
     views = {
@@ -55,13 +50,6 @@ def test_a_view_depends_on_the_content_and_its_number_only():
     assert len(set(views.values())) == 4
     again = apply_view(Image.fromarray(pixels.copy()), "cutmix-1", "hash-b")
     assert np.asarray(again).tobytes() == views["hash-b", "cutmix-1"]
-
-
-def test_crops_of_one_file_get_draws_of_their_own():
-    image = Image.fromarray(noise(40, 30))
-    crops = ("", "0,0,40,30", "40,0,80,30")
-    views = {np.asarray(apply_view(image, "cutmix-0", "hash", crop)).tobytes() for crop in crops}
-    assert len(views) == 3
 
 
 def test_views_are_the_same_on_every_machine():
@@ -85,13 +73,6 @@ def test_cutmix_changes_one_rectangle_of_2_to_15_percent(width, height, seed):
     assert (h + 1.5) * (w + 1.5) >= 0.02 * width * height
 
 
-@given(st.integers(1, 400), st.integers(1, 400), st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
-def test_cutmix_of_any_shape_keeps_the_size(width, height, seed):
-    mixed = cutmix(Image.fromarray(noise(width, height, seed)), np.random.default_rng(seed))
-    assert mixed.size == (width, height)
-
-
 @given(st.integers(0, 2**32))
 @settings(max_examples=50, deadline=None)
 def test_pasted_colours_come_from_the_image_give_or_take_a_tenth(seed):
@@ -99,10 +80,3 @@ def test_pasted_colours_come_from_the_image_give_or_take_a_tenth(seed):
     mixed = np.asarray(cutmix(Image.fromarray(pixels), np.random.default_rng(seed)))
     assert mixed.min() >= 90
     assert mixed.max() <= 110
-
-
-def test_cutmix_leaves_its_input_alone():
-    image = Image.fromarray(noise(30, 30))
-    before = image.tobytes()
-    cutmix(image, np.random.default_rng(0))
-    assert image.tobytes() == before

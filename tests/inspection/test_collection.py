@@ -57,13 +57,6 @@ def test_what_is_known_is_not_learned_twice(dataset, files):
         collection.add(files[:1], "anomaly", SAMPLES)
 
 
-def test_a_file_that_is_no_image_is_named(dataset, tmp_path):
-    (tmp_path / "text.png").write_text("no image")
-    dataset.save(dataset.load().add([tmp_path / "text.png"], "anomaly", SAMPLES))
-    with pytest.raises(InputError, match="cannot be used"):
-        dataset.load().samples("own", "", ImageLoader("own", tmp_path, 10**6, tmp_path / "memory.parquet"))
-
-
 def test_a_changed_image_is_refused(dataset, files, tmp_path):
     dataset.save(dataset.load().add(files[:2], "anomaly", SAMPLES))
     collection = dataset.load()

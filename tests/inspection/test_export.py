@@ -13,12 +13,10 @@ import torch
 from PIL import ExifTags, Image
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.images.position_maps import smooth_maps
 from mpfm_kedro.inspection import export
 from mpfm_kedro.inspection.export import (
     NETWORK,
     ExportedModel,
-    _smoothing,
     export_model,
     measure_parity,
     open_network,
@@ -39,12 +37,6 @@ pytest.importorskip("onnxruntime")
 def images(sizes: list[tuple[int, int]] = SIZES) -> list[tuple[str, Image.Image]]:
     rng = np.random.default_rng(2)
     return [(f"{place}", made_image(rng, size, defect=bool(place % 2))) for place, size in enumerate(sizes)]
-
-
-def test_smooths_as_heat_maps_are_smoothed():
-    positions = np.random.default_rng(0).normal(size=(3, 5, 7)).astype(np.float32)
-    found = _smoothing(5) @ (torch.from_numpy(positions) @ _smoothing(7).T)
-    np.testing.assert_allclose(found.numpy(), smooth_maps(positions), atol=1e-5)
 
 
 @pytest.mark.parametrize("backbones", [[("resnet18", 64)], [("resnet18", 64), ("squeezenet1_1", 75)]], ids=len)
@@ -189,25 +181,8 @@ def test_parity_sees_a_threshold_between_the_two_scores(exported: Path, model: M
     assert found.flips == ("near",) and found.margin == pytest.approx(abs(score - expected) / 2)
 
 
-def test_no_image_is_refused(exported: Path, model: Model):
-    with pytest.raises(InputError, match="at least one image"):
-        measure_parity(Inspector(model, "cpu"), open_network(exported / NETWORK), [])
-
-
 def test_a_missing_package_is_named_with_what_installs_it(model: Model, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(export, "NEEDED", ("onnx", "no_such_package"))
     with pytest.raises(InputError, match=r"packages no_such_package: pip install '\.\[export\]'"):
         export_model(model, images(), tmp_path / "export")
     assert not list(tmp_path.iterdir())
-
-
-def test_openvino_reads_the_same_file(exported: Path, model: Model):
-    openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
-    network, inspector = openvino.Core().compile_model(exported / NETWORK, "CPU"), Inspector(model, "cpu")
-    rng = np.random.default_rng(4)
-    for size in [(48, 48), (48, 48), (100, 60), (60, 200)]:
-        batch = [made_image(rng, size, defect=bool(i)) for i in range(3)]
-        found = network([np.stack([np.asarray(image) for image in batch])])
-        for i, expected in enumerate(inspector.predict_many(batch)):
-            assert found["score"][i] == pytest.approx(expected.score, abs=0.1)  # it has no double precision
-            np.testing.assert_allclose(found["heat_map"][i], expected.heat_map, atol=0.1)

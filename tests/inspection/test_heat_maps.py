@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
 
-from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.heat_maps import COLOURS, USUAL, find_limits, find_regions, overlay, scale
 
 
@@ -61,22 +60,3 @@ def test_overlay_shows_the_image_where_nothing_is_unusual():
     assert (found[:, :55] == pixels[:, :55]).all()
     assert np.abs(found[:, 65:] - (0.3 * pixels[:, 65:] + 0.7 * COLOURS[255])).max() < 3
     assert overlay(image.convert("L"), heat).mode == "RGB"
-
-
-def test_what_is_common_among_normals_hardly_covers_the_image():
-    white = Image.new("RGB", (20, 20), "white")
-    covered = [255 - np.asarray(overlay(white, np.full((5, 5), value)))[10, 10, 2] for value in (0.0, 0.25, 0.5, 0.75)]
-    assert covered == sorted(covered)
-    assert covered[1] < 20 < covered[3]
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: scale([1.0], 2, 2), "2 to 2"),
-        (lambda: find_limits(np.empty((0, 4, 4))), "at least one held-out normal"),
-    ],
-)
-def test_bad_input_is_named(call, message):
-    with pytest.raises(InputError, match=message):
-        call()

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.finding import find_images
@@ -97,12 +96,6 @@ def test_another_rate_predicts_only_what_lacks_an_overlay(predict, folder, count
     assert sum(counted) == 4 + 3
 
 
-@pytest.mark.parametrize(("which", "number"), [("all", 4), ("none", 0), ("flagged", 1)])
-def test_images_that_get_an_overlay(predict, folder, tmp_path, which, number):
-    predict(find_images(str(folder)), which)
-    assert len(list((tmp_path / "overlays").rglob("*.jpg"))) == number
-
-
 def test_an_interrupted_prediction_goes_on(predict, folder, counted, tmp_path, inspector):
     files = find_images(str(folder))
     predict(files[:3])
@@ -140,12 +133,9 @@ def test_links_are_followed_once_and_circles_end(folder, tmp_path, predict):
     assert errors[str(folder / "circle.png")] and (errors != "").sum() == 2
 
 
-def test_overlays_of_another_model_are_not_shown(predict, folder, tmp_path):
-    stale = tmp_path / "overlays/of_another_model/0123.jpg"
-    stale.parent.mkdir(parents=True)
-    stale.write_bytes(b"")
-    predict(find_images(str(folder)))
-    assert not stale.parent.exists() and len(list((tmp_path / "overlays").rglob("*.jpg"))) == 1
+def test_an_overlay_of_another_model_is_not_shown(inspector, tmp_path):
+    other = inspector.card | {"pixel_range": "0..4095"}
+    assert overlay_path(tmp_path, inspector.card, "a.png") != overlay_path(tmp_path, other, "a.png")
 
 
 @pytest.mark.parametrize("typed", ["/nowhere", "*.gif", "{folder}/empty", "{folder}/*.tif"])
@@ -155,22 +145,6 @@ def test_no_image_is_an_error_that_names_what_was_typed(folder, typed):
     with pytest.raises(InputError) as error:
         find_images(typed)
     assert f"'{typed}'" in str(error.value)
-
-
-def test_an_image_bomb_is_refused_undecoded(predict, tmp_path, inspector, monkeypatch):
-    monkeypatch.setattr(inspector, "max_megapixels", 100 / 1e6)
-    Image.new("L", (40, 40)).save(tmp_path / "large.png")
-    table = predict([tmp_path / "large.png"])
-    assert table["decision"].tolist() == [ERROR] and "40 x 40" in table["error"].iloc[0]
-    assert "ingestion.max_megapixels = 0.0001" in table["error"].iloc[0]
-
-
-def test_a_link_keeps_its_name(predict, folder):
-    for name in ("first.png", "second.png"):
-        (folder / name).symlink_to(folder / "level0/image 0.png")
-    table = predict([folder / "first.png", folder / "second.png", folder / "level0/image 0.png"])
-    assert set(table["path"]) == {str(folder / name) for name in ("first.png", "second.png", "level0/image 0.png")}
-    assert table["score"].nunique() == 1
 
 
 def test_pipes_devices_and_sparse_files_are_rows_with_errors(predict, folder):

@@ -30,7 +30,7 @@ def false_alarms() -> np.ndarray:
         detector, normals = load(pieces, CPU), new_normals(10_000 + seed)
         held_out = [
             each.detector.score_samples(data.normals.take(each.normals)).score
-            for each in load_fold_models(pieces, data.anomalies.source, seed, CPU)
+            for each in load_fold_models(pieces, data, seed, CPU)
         ]
         learned = detector.score_samples(data.normals).score
         scores = detector.score_samples(normals).score

@@ -24,7 +24,7 @@ from mpfm_kedro.sources.samples import sample, sample_table
 PROJECT = Path(__file__).parents[2]
 DATA = PROJECT.parent / "shared" / "data"
 STRICT = IngestionParameters(allow_partial=True, max_unreadable_share=0.5, max_megapixels=100)
-GROUPED, DROPPING = (STRICT.model_copy(update={name: True}) for name in ("group_split", "drop_duplicates"))
+BY_ITEM, DROPPING = (STRICT.model_copy(update={name: True}) for name in ("split_by_item", "drop_duplicates"))
 
 
 def picture(number: int, size: tuple[int, int] = (64, 48)) -> Image.Image:
@@ -40,7 +40,7 @@ def table(**columns: list) -> pd.DataFrame:
     defaults |= {"pixel_format": "L", "width": 8, "height": 8, "mask_path": "", "dhash": ""}
     samples = samples.assign(**{name: value for name, value in defaults.items() if name not in samples})
     samples["label"] = (samples["split"] == "anomaly").astype(int)
-    return samples.assign(path=samples["sample_id"], group=samples.get("group", samples["sample_id"]))
+    return samples.assign(path=samples["sample_id"], item=samples.get("item", samples["sample_id"]))
 
 
 def row(audit: pd.DataFrame, finding: str, where: str) -> tuple[int, int, int]:
@@ -72,11 +72,6 @@ def test_hash_survives_scaling_and_compression_and_tells_pictures_apart(number):
     assert distance(original, dhash(picture(number + 1))) > 30
 
 
-def test_picture_of_one_colour_has_no_hash():
-    assert dhash(Image.new("RGB", (9, 9), (200, 10, 10))) == ""
-    assert dhash(Image.new("I;16", (9, 9), 4000)) == ""
-
-
 def test_sets_are_those_of_all_pairs():
     bits = np.random.default_rng(0).integers(0, 2, (4, 256), dtype=np.uint8)
     chain = np.repeat(bits[:1], 3, axis=0)
@@ -88,19 +83,6 @@ def test_sets_are_those_of_all_pairs():
     sets = near_sets(hashes)
     assert sets[0] == sets[4] == sets[5] == sets[6]
     assert len(set(sets)) == 5
-
-
-def test_sets_do_not_depend_on_the_block(monkeypatch):
-    bits = np.random.default_rng(1).integers(0, 2, (1, 256), dtype=np.uint8).repeat(60, axis=0)
-    for number in range(60):
-        bits[number, : 5 * (number % 7)] ^= 1
-        bits[number, 128:] ^= np.uint8(number % 2)
-    hashes = [values.tobytes().hex() for values in np.packbits(bits, axis=1)]
-    whole = near_sets(hashes)
-    monkeypatch.setattr("mpfm_kedro.images.near.BLOCK", 3)
-    parts = near_sets(hashes)
-    assert len(set(whole)) == 2
-    assert pd.Series(whole).factorize()[0].tolist() == pd.Series(parts).factorize()[0].tolist()
 
 
 def test_exact_repeats_are_counted_by_place():
@@ -152,24 +134,14 @@ def test_unreadable_files_repeat_nothing():
     assert found["detail"] == "for example a (OSError: broken)"
 
 
-def test_groups_on_both_sides_are_counted():
+def test_items_on_both_sides_are_counted():
     samples = table(
         sample_id=list("abcde"), split=["train", "test", "test", "train", "anomaly"], content_hash=list("12345")
     )
-    samples["group"] = ["item", "item", "item", "other", "other"]
+    samples["item"] = ["item", "item", "item", "other", "other"]
     audit = audited(samples)
-    assert row(audit, "groups", "across train and test") == (1, 3, 2)
-    assert row(audit, "groups", "across labels") == (1, 2, 1)
-
-
-def test_classes_modes_and_sizes():
-    samples = table(sample_id=list("abc"), split=["train", "test", "anomaly"], content_hash=list("123"))
-    samples = samples.assign(defect_class=["", "", "dent"], pixel_format=["L", "L", "RGB"], width=[8, 9, 8])
-    audit = audited(samples).set_index(["finding", "where"])
-    assert audit.loc[("class", "dent"), "images"] == 1
-    assert audit.loc[("class", "normal, train"), "detail"] == "33.3%"
-    assert audit.loc[("pixel format", "L"), "images"] == 2
-    assert audit.loc[("sizes", "all"), "detail"] == "from 8 x 8 to 9 x 8"
+    assert row(audit, "items", "across train and test") == (1, 3, 2)
+    assert row(audit, "items", "across labels") == (1, 2, 1)
 
 
 def test_one_line_where_train_and_test_share_images(caplog):
@@ -197,6 +169,21 @@ def test_no_line_where_nothing_is_shared_or_all_of_it_is_dropped(caplog):
 def test_contradictory_labels_are_an_error_line(caplog):
     audited(table(sample_id=["a", "b"], split=["train", "anomaly"], content_hash=["1", "1"]))
     assert [(record.levelname, "a, b" in record.message) for record in caplog.records] == [("ERROR", True)]
+
+
+def test_a_part_that_is_nearly_the_same_as_good_and_as_defect_is_named_and_shown_first(tmp_path, caplog):
+    for folder, kind in (("good", [0, 1, 2, 3, 4, 4, 5, 6, 7]), ("dent", [3, 9])):
+        (tmp_path / folder).mkdir()
+        for name, number in enumerate(kind):
+            image = picture(number)
+            (compressed(image) if folder == "dent" or name == 5 else image).save(tmp_path / folder / f"{name}.png")
+    samples = ingested(ImageLoader("folder", tmp_path, 10**6, tmp_path / "memory" / "files.parquet"))
+    assert samples.groupby("item")["sample_id"].agg(list)["dent/0.png"] == ["dent/0.png", "good/3.png"]
+    *_, sheet = audit_samples(samples, ImageLoader("folder", tmp_path, 10**6, tmp_path / "memory" / "files.parquet"))
+    assert "Nearly the same image is normal and anomalous (1, see duplicate_sheet.png)" in caplog.text
+    assert "for example dent/0.png = good/3.png" in caplog.text
+    titles = [axis.get_title() for axis in sheet.axes[:2]]
+    assert "anomaly\ndent/0.png" in titles[0] and "good/3.png" in titles[1]
 
 
 @pytest.fixture
@@ -240,12 +227,6 @@ def test_sheets_and_second_run_reads_no_image(loader, monkeypatch):
     pd.testing.assert_frame_equal(again, samples)
 
 
-def test_sheet_without_repeats_says_so(loader):
-    samples = ingested(loader)
-    figure = audit_samples(samples[samples["sample_id"] != "dent/1.png"], loader)[-1]
-    assert "No repeated images" in figure.texts[0].get_text()
-
-
 def test_hash_is_of_the_crop_and_each_file_is_read_once(loader, monkeypatch):
     wide = Image.new("L", (128, 48))
     wide.paste(picture(1), (0, 0))
@@ -274,16 +255,16 @@ def test_real_repeats_and_leaks(tmp_path):
     assert (split_normals(samples, DROPPING)["problem"] == "").sum() == 228
     parts = real_samples("sdd", "kolektor_part", tmp_path)
     repeated = find_repeats(parts)
-    assert set(repeated["group"][repeated["kind"] == "exact"]) == {"kos01", "kos26"}
+    assert set(repeated["item"][repeated["kind"] == "exact"]) == {"kos01", "kos26"}
     patches = real_samples("aitex", "aitex", tmp_path)
     audit = audited(patches)
-    assert row(audit, "groups", "across train and test")[0] == 139  # patches of one image
+    assert row(audit, "items", "across train and test")[0] == 139  # patches of one image
     assert audit["images"][audit["finding"] == "one colour"].sum() == 175
     assert row(audit, "exact duplicates", "all")[0] == 0
     for leaking in (parts, patches):
-        assert row(audited(leaking), "groups", "across train and test")[0] > 0
-        apart = audited(split_normals(leaking.assign(split=""), GROUPED))
-        assert row(apart, "groups", "across train and test")[0] == 0
+        assert row(audited(leaking), "items", "across train and test")[0] > 0
+        apart = audited(split_normals(leaking.assign(split=""), BY_ITEM))
+        assert row(apart, "items", "across train and test")[0] == 0
         assert row(apart, "exact duplicates", "across train and test")[0] == 0
 
 
@@ -294,7 +275,7 @@ def test_pipelines_write_tables_and_sheets(tmp_path):
             picture(number).save(tmp_path / "raw" / kind / f"{name}.png")
     bootstrap_project(PROJECT)
     own = {"dataset": "folder", "data_root": str(tmp_path / "raw"), "output_root": str(tmp_path / "out")}
-    own |= {"ingestion": {"drop_duplicates": True, "group_split": True}}
+    own |= {"ingestion": {"drop_duplicates": True, "split_by_item": True}}
     for pipeline in ("audit", "datasets"):
         with KedroSession.create(PROJECT, env="test", runtime_params=own) as session:
             session.run(pipeline_names=[pipeline])

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from mpfm_kedro.pipelines.datasets.nodes import list_datasets
+from mpfm_kedro.pipelines.datasets import list_datasets
 from mpfm_kedro.sources import SOURCES
 
 

@@ -8,58 +8,65 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from evaluation.synthetic_trials import text_of
+from mpfm_kedro.datasets.tables import TablesDataset
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.evaluation.columns import RUN as RUN_COLUMNS
-from mpfm_kedro.evaluation.columns import SETTING_SUMMARY, WITHOUT_REPEATS
-from mpfm_kedro.evaluation.measures import repeated_tests, summarise_without_repeats
+from mpfm_kedro.evaluation.measures import (
+    WITHOUT_REPEATS,
+    measure_trials,
+    repeated_tests,
+    summarise_setting,
+    summarise_without_repeats,
+)
 from mpfm_kedro.parameters import IngestionParameters
 from mpfm_kedro.pipelines.ingestion.nodes import refuse_wrong_split, split_normals
-from mpfm_kedro.reports.setting import write_summary
-from mpfm_kedro.sources.repeats import DROPPED, content, joined_groups
+from mpfm_kedro.sources.repeats import DROPPED, LEAK, content, joined_items
 
 PLAIN = IngestionParameters(allow_partial=True, max_unreadable_share=0, max_megapixels=1)
-GROUPED, DROPPING = (PLAIN.model_copy(update={name: True}) for name in ("group_split", "drop_duplicates"))
+BY_ITEM, DROPPING = (PLAIN.model_copy(update={name: True}) for name in ("split_by_item", "drop_duplicates"))
 
 
-def checked(groups: list[str], contents: list[str] | None = None, dataset: str = "sdd") -> pd.DataFrame:
-    """Normals of these groups and contents, none of them alike unless said."""
-    names = [f"{number:03}" for number in range(len(groups))]
-    columns = {"dataset": dataset, "category": "", "crop": "", "label": 0, "defect_class": "", "problem": ""}
-    table = pd.DataFrame({"sample_id": names, "path": names, "group": groups, "content_hash": contents or names})
-    return table.assign(split="", **columns)
+def checked(items: list[str], contents: list[str] | None = None, dataset: str = "sdd") -> pd.DataFrame:
+    """Normals of these items and contents, none of them alike unless said."""
+    names = [f"{number:03}" for number in range(len(items))]
+    columns = {"dataset": dataset, "label": 0} | dict.fromkeys(["category", "crop", "defect_class", "problem"], "")
+    table = pd.DataFrame({"sample_id": names, "path": names, "item": items, "content_hash": contents or names})
+    return table.assign(split="", dhash="", **columns)
 
 
-def test_groups_that_share_an_image_are_joined():
+def test_items_that_share_an_image_or_a_set_are_joined():
     samples = checked(list("aabbc"), ["1", "2", "2", "3", "4"])
-    joined = joined_groups(samples)
+    joined = joined_items(samples)
     assert joined.nunique() == 2
-    assert joined[0] == joined[1] == joined[2] == joined[3] != joined[4]
+    assert joined.tolist() == list("aaaac")
+    assert joined_items(samples, pd.Series(list("uvwxx"))).tolist() == list("aaaaa")
 
 
-def test_unreadable_copies_join_no_groups():
+def test_unreadable_copies_join_no_items():
     samples = checked(list("ab"), ["1", "1"]).assign(problem="OSError")
-    assert joined_groups(samples).nunique() == 2
+    assert joined_items(samples).nunique() == 2
 
 
-def test_group_split_keeps_groups_whole_and_is_3_to_1_by_groups():
+def test_items_stay_whole_and_are_split_3_to_1():
     samples = checked([f"item{number // 5}" for number in range(100)])
-    divided = split_normals(samples, GROUPED)
-    sides = divided.groupby("group")["split"].agg(set)
+    divided = split_normals(samples, BY_ITEM)
+    sides = divided.groupby("item")["split"].agg(set)
     assert all(len(side) == 1 for side in sides)
     assert sum(side == {"test"} for side in sides) == 5
-    pd.testing.assert_frame_equal(divided, split_normals(samples, GROUPED))
+    pd.testing.assert_frame_equal(divided, split_normals(samples, BY_ITEM))
     refuse_wrong_split(divided)
 
 
-def test_group_split_does_not_depend_on_the_order_of_rows():
+def test_split_by_item_does_not_depend_on_the_order_of_rows():
     samples = checked([f"item{number // 5}" for number in range(100)])
     shuffled = samples.sample(frac=1, random_state=0)
-    pd.testing.assert_frame_equal(split_normals(shuffled, GROUPED).sort_index(), split_normals(samples, GROUPED))
+    pd.testing.assert_frame_equal(split_normals(shuffled, BY_ITEM).sort_index(), split_normals(samples, BY_ITEM))
 
 
-def test_copies_stay_together_across_groups():
+def test_copies_stay_together_across_items():
     copies = [str(number % 20) for number in range(40)]
-    divided = split_normals(checked([str(number) for number in range(40)], copies), GROUPED)
+    divided = split_normals(checked([str(number) for number in range(40)], copies), BY_ITEM)
     assert (divided.groupby("content_hash")["split"].nunique() == 1).all()
     assert divided["content_hash"][divided["split"] == "test"].nunique() == 5
 
@@ -69,15 +76,18 @@ def test_plain_split_is_by_name():
     assert divided["split"].value_counts().to_dict() == {"train": 6, "test": 2}
 
 
-def test_group_split_of_one_group_is_an_error():
-    with pytest.raises(InputError, match=r"group_split needs at least two groups.*kos01"):
-        split_normals(checked(["kos01"] * 8), GROUPED)
+def test_split_of_one_item_is_an_error():
+    with pytest.raises(InputError, match=r"at least two normal items: all 8 normal images show kos01"):
+        split_normals(checked(["kos01"] * 8), BY_ITEM)
 
 
-def test_group_split_of_a_dataset_with_its_own_split_says_so(caplog):
-    samples = checked(list("abcde"), dataset="mastcam").assign(split=["train"] * 4 + ["test"])
-    assert split_normals(samples, GROUPED)["split"].tolist() == ["train"] * 4 + ["test"]
-    assert "comes with its own split, which ingestion.group_split does not change" in caplog.text
+def test_a_dataset_with_its_own_split_keeps_it_and_tests_no_item_that_trains(caplog):
+    samples = checked(list("abcdde"), dataset="mastcam").assign(split=["train"] * 4 + ["test"] * 2)
+    divided = split_normals(samples, BY_ITEM)
+    assert divided["split"].tolist() == samples["split"].tolist()
+    assert divided["problem"].tolist() == [""] * 4 + [LEAK, ""]
+    assert "1 test images show items that train and are dropped, for example 004" in caplog.text
+    assert (split_normals(samples, PLAIN)["problem"] == "").all()
 
 
 def test_validator_refuses_what_is_neither_split():
@@ -97,7 +107,7 @@ def divided(contents: str, splits: list[str]) -> pd.DataFrame:
 
 def test_without_the_option_nothing_is_dropped():
     samples = divided("111112", ["train"] * 4 + ["test", "anomaly"])
-    pd.testing.assert_frame_equal(split_normals(samples, PLAIN), samples)
+    pd.testing.assert_frame_equal(split_normals(samples, PLAIN).drop(columns="item"), samples.drop(columns="item"))
 
 
 def test_first_of_each_set_is_kept(caplog):
@@ -106,7 +116,7 @@ def test_first_of_each_set_is_kept(caplog):
     assert dropped["sample_id"][dropped["problem"] == ""].tolist() == ["000", "002", "004", "006", "007", "008"]
     assert dropped["problem"][1] == f"{DROPPED}repeats 000"
     assert "dropped: 3 of 9: 001, 003, 005" in caplog.text
-    pd.testing.assert_frame_equal(dropped.drop(columns="problem"), samples.drop(columns="problem"))
+    pd.testing.assert_frame_equal(dropped.drop(columns=["problem", "item"]), samples.drop(columns=["problem", "item"]))
 
 
 def test_copies_of_both_labels_are_all_dropped(caplog):
@@ -194,14 +204,12 @@ def test_one_remaining_label_has_no_auc():
 
 @pytest.mark.parametrize("contents", ["123112456", "111111111"])
 def test_undefined_auc_survives_its_file(contents, tmp_path):
-    """Undefined where all test normals are excluded, or all test images; its file gives back empty texts."""
+    """Undefined where all test normals are excluded, or all test images."""
     samples = divided(contents, ["train", "train", "anomaly"] + ["test"] * 3 + ["anomaly"] * 3)
     two = pd.concat([scores([0.0] * 6), scores([0.1] * 6).assign(method="MPFM, no anomaly known")])
-    without = summarise_without_repeats(two, pd.DataFrame([RUN]), samples)
-    without.to_csv(tmp_path / "without.csv", index=False)
-    loaded = pd.read_csv(tmp_path / "without.csv", keep_default_na=False)
-    assert set(loaded["auc_mean"]) == {""}
-    text = write_summary(without.assign(auc_mean=0.9, auc_std=0.1), loaded)
+    dataset = TablesDataset(str(tmp_path), {"without_repeats": "without.csv"})
+    dataset.save({"without_repeats": summarise_without_repeats(two, pd.DataFrame([RUN]), samples)})
+    text = text_of(measure_trials(two), **dataset.load())
     assert text.splitlines()[-1].split()[-3:] == ["undefined", "undefined", "1"]
 
 
@@ -210,7 +218,7 @@ def test_without_repeats_there_is_no_second_table():
     without = summarise_without_repeats(scores([0.0] * 6), pd.DataFrame([RUN]), samples)
     assert without.empty
     assert list(without.columns) == WITHOUT_REPEATS
-    cell = dict.fromkeys(SETTING_SUMMARY, 0.5) | {"dataset": "sdd", "category": "", "method": "MPFM", "known_class": ""}
-    summary = pd.DataFrame([cell])
-    assert write_summary(summary, without) == write_summary(summary)
-    assert "3 per run" in write_summary(summary, summary.assign(excluded=3))
+    metrics = measure_trials(scores([0.0, 0.5, 0.6, 0.4, 0.7, 0.8]))
+    summary = summarise_setting(metrics)
+    assert text_of(metrics, without_repeats=without) == text_of(metrics)
+    assert "3 per run" in text_of(metrics, without_repeats=summary.assign(excluded=3))

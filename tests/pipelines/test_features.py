@@ -7,8 +7,6 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
-from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -22,18 +20,16 @@ from PIL import Image
 from torchvision.models import get_model
 
 from mpfm_kedro.backbones import extraction
-from mpfm_kedro.backbones.extraction import Backbone, ExtractedBatch
-from mpfm_kedro.backbones.features import Features
-from mpfm_kedro.backbones.networks import random_network
-from mpfm_kedro.backbones.store import FeatureStore, StoreFolder, StoreWriter, extraction_version, row_keys
+from mpfm_kedro.backbones.backbone import Backbone
+from mpfm_kedro.backbones.extraction import Extraction
+from mpfm_kedro.backbones.features import BackboneWeights, Features
+from mpfm_kedro.backbones.store import FeatureStore, StoreWriter, extraction_version, row_keys
 from mpfm_kedro.backbones.weights import digest
-from mpfm_kedro.datasets.weights import BackboneWeights
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.parameters import ComputeParameters, FeatureParameters
-from mpfm_kedro.pipelines.features import extraction as stage
-from mpfm_kedro.pipelines.features.extraction import Extraction
 from mpfm_kedro.pipelines.features.nodes import plan_views
+from random_networks import random_network
 
 HERE = ComputeParameters(processes=0, dask_scheduler=None, device="cpu")  # on this machine
 
@@ -69,6 +65,7 @@ def weights() -> BackboneWeights:
 SAMPLES = pd.DataFrame(
     {
         "sample_id": ["a", "b", "c", "d", "e"],
+        "item": ["a", "b", "c", "d", "e"],
         "split": ["train", "train", "test", "anomaly", "anomaly"],
         "problem": ["", "damaged", "", "", "damaged"],
         "path": "path",
@@ -102,14 +99,14 @@ def test_range_of_a_deep_image_is_part_of_its_content_and_eight_bits_stay_as_the
 
 def test_samples_of_an_older_version_are_named():
     with pytest.raises(InputError, match="kedro run --pipelines=ingestion"):
-        plan_views(SAMPLES.drop(columns="pixel_range"), SIZE, parameters())
+        plan_views(SAMPLES.drop(columns="item"), SIZE, parameters())
 
 
 def test_deep_images_have_the_features_of_eight_bits_and_another_range_is_never_mistaken(images, weights, tmp_path):
     eight = np.asarray(images.read("0.png"))
     np.save(images.folder / "0.npy", eight / np.float32(255))
-    row = {"sample_id": "a", "path": "0.npy", "crop": "", "split": "test", "problem": "", "content_hash": "deep"}
-    samples = pd.DataFrame([row, row | {"path": "0.png", "sample_id": "b", "content_hash": "eight"}])
+    row = {"sample_id": "a", "item": "a", "path": "0.npy", "crop": "", "split": "test", "problem": ""}
+    samples = pd.DataFrame([row, row | {"path": "0.png", "sample_id": "b"}]).assign(content_hash=["deep", "eight"])
 
     def pooled(pixel_range: str) -> np.ndarray:
         views = plan_views(samples.assign(pixel_range=[pixel_range, ""]), SIZE, parameters())
@@ -174,7 +171,7 @@ def plan(images: ImageLoader) -> pd.DataFrame:
         content = images.examine_crops(file.name, [""])[0]["content_hash"]
         for view in ("original", "cutmix-0"):
             row = {"sample_id": file.stem, "path": file.name, "crop": "", "content_hash": content, "view": view}
-            rows.append(row)
+            rows.append(row | {"item": file.stem})
     return pd.DataFrame(rows)
 
 
@@ -190,7 +187,7 @@ def by_view(features: Features) -> tuple[np.ndarray, np.ndarray]:
 
 def test_shards_on_dask_have_the_same_rows_bit_by_bit(images, weights, tmp_path, monkeypatch):
     distributed = pytest.importorskip("distributed", reason="the extra 'dask' is not installed")
-    monkeypatch.setattr(stage, "BATCHES", 2)
+    monkeypatch.setattr(extraction, "BATCHES", 2)
     here = run(images, weights, tmp_path / "here", batch_size=3)
     views = plan(images).assign(image_size=SIZE)
     with distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=None, protocol="tcp://") as cluster:
@@ -216,19 +213,6 @@ def reads(monkeypatch) -> list[str]:
     return paths
 
 
-def test_rows_are_those_of_their_own_image_and_view(images, weights, tmp_path):
-    pooled, maps = by_view(run(images, weights, tmp_path / "a"))
-    assert pooled.shape == (14, 256)
-    assert maps.shape == (14, 64 + 128, 7, 7)  # both layers at the resolution of the last one
-    assert len(np.unique(pooled, axis=0)) == 14
-    alone = replace(images, folder=tmp_path / "alone")
-    alone.folder.mkdir()
-    (alone.folder / "3.png").write_bytes((images.folder / "3.png").read_bytes())
-    pooled_alone, maps_alone = by_view(run(alone, weights, tmp_path / "b"))
-    np.testing.assert_allclose(pooled_alone, pooled[6:8], rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(maps_alone, maps[6:8], rtol=2e-3, atol=1e-3)
-
-
 def test_rows_are_those_of_the_backbone(images, weights, tmp_path):
     features = run(images, weights, tmp_path / "store")
     backbone = Backbone(NAME, weights.tensors, SMALL["layers"], SMALL["map_layers"])
@@ -237,18 +221,6 @@ def test_rows_are_those_of_the_backbone(images, weights, tmp_path):
     (row,) = features.rows(["3"])
     np.testing.assert_allclose(features.store.pooled[row], expected[0][0], rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(features.store.maps[row], expected[1][0], rtol=2e-3, atol=1e-3)
-
-
-def test_rows_are_placed_by_the_positions_of_their_batch(images, weights, tmp_path, monkeypatch):
-    expected = by_view(run(images, weights, tmp_path / "in order"))
-    extract = extraction.extract
-
-    def reverse(*arguments: Any) -> Iterator[ExtractedBatch]:
-        return reversed(list(extract(*arguments)))
-
-    monkeypatch.setattr(extraction, "extract", reverse)
-    for found, values in zip(by_view(run(images, weights, tmp_path / "reversed")), expected, strict=True):
-        np.testing.assert_array_equal(found, values)
 
 
 def test_nothing_is_computed_twice(images, weights, tmp_path, reads):
@@ -381,20 +353,6 @@ def test_second_process_waits_and_computes_what_is_still_missing(images, weights
     assert [str(store.folder) in line for line in lines if "Waiting" in line] == [True]
     assert any("8 of 14 views are new" in line for line in lines)
     assert_whole(tmp_path / "store", expected)
-
-
-def test_what_another_process_wrote_meanwhile_is_not_computed_again(images, weights, tmp_path, reads, monkeypatch):
-    expected = run(images, weights, tmp_path / "store")
-    reads.clear()
-    missing, asked = StoreFolder.missing, []
-
-    def nothing_there_at_first(self: StoreFolder, keys: list[str]) -> list[str]:
-        asked.append(keys)
-        return list(keys) if len(asked) == 1 else missing(self, keys)
-
-    monkeypatch.setattr(StoreFolder, "missing", nothing_there_at_first)
-    assert run(images, weights, tmp_path / "store").index.equals(expected.index)
-    assert len(asked) == 2 and reads == []
 
 
 class KilledLoader(ImageLoader):

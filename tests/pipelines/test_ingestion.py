@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import shutil
-import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,7 @@ from mpfm_kedro.sources.samples import sample, sample_table
 CONF = Path(__file__).parents[2] / "conf" / "base"
 STRICT = IngestionParameters(**yaml.safe_load((CONF / "parameters_ingestion.yml").read_text())["ingestion"])
 FEATURES = FeatureParameters(**yaml.safe_load((CONF / "parameters_features.yml").read_text())["features"])
-PROTOCOL = ProtocolParameters(known_class="scratch", n_anomalies=[1, 3], n_seeds=2, first_seed=0, group_split=False)
+PROTOCOL = ProtocolParameters(known_class="scratch", n_anomalies=[1, 3], n_seeds=2, first_seed=0, split_by_item=False)
 PARTIAL = STRICT.model_copy(update={"allow_partial": True})
 LENIENT = STRICT.model_copy(update={"max_unreadable_share": 0.5})
 
@@ -124,29 +122,6 @@ def test_one_category_is_chosen_and_an_unknown_one_named(tmp_path, loader):
         list_samples(images, "bottle", STRICT)
 
 
-def test_own_split_is_kept(tmp_path, loader):
-    images = loader("mvtec_ad", mvtec(tmp_path / "mvtec"))
-    samples = ingest(images, PARTIAL)
-    assert all(
-        split == ("anomaly" if label else path.split("/")[1])
-        for path, label, split in zip(samples["path"], samples["label"], samples["split"], strict=True)
-    )
-    assert refuse_wrong_split(samples) is samples
-
-
-def test_unreadable_image_is_named_and_moves_no_other_one(own, caplog):
-    before = ingest(own, STRICT)
-    assert (before["problem"] == "").all()
-    victims = ["dent/02.png", "good/03.png"]
-    for name in victims:
-        (own.folder / name).write_bytes((own.folder / name).read_bytes()[:40])
-    after = ingest(own, LENIENT)
-    assert all(str(own.folder / name) in caplog.text for name in victims)
-    assert splits(after) == splits(before)
-    assert after["sample_id"][after["problem"] != ""].tolist() == victims
-    assert refuse_wrong_split(after) is after
-
-
 def test_unreadable_image_reaches_neither_views_nor_runs(own):
     before = ingest(own, STRICT)
     train, test = (before["sample_id"][before["split"] == split].iloc[0] for split in ("train", "test"))
@@ -179,28 +154,6 @@ def test_no_readable_image_is_an_error_whatever_is_allowed(own):
     with pytest.raises(InputError, match="There is no readable image in") as raised:
         ingest(own, STRICT.model_copy(update={"max_unreadable_share": 1.0}))
     assert str(own.folder) in str(raised.value)
-
-
-def test_what_decoding_did_is_said_once_for_all_images(own, caplog):
-    for name, mode in (("good/01", "RGBA"), ("good/02", "RGBA"), ("dent/00", "1"), ("dent/01", "L")):
-        draw(own.folder / f"{name}.png", mode)
-    Image.new("RGBA", (6, 4), (9, 9, 9, 100)).save(own.folder / "good" / "00.png")
-    frames = [Image.new("L", (6, 4), value) for value in (1, 2)]
-    frames[0].save(own.folder / "dent" / "pages.tif", save_all=True, append_images=frames[1:])
-    ingest(own, STRICT)
-    assert sorted(caplog.messages) == [
-        "1 image of pixel format one bit: converted to RGB, for example dent/00.png",
-        "1 image: only the first of several frames is used, for example dent/pages.tif",
-        "1 image: transparent pixels become black, for example good/00.png",
-        "3 images of pixel format RGBA (with transparency): converted to RGB, for example good/00.png",
-    ]
-
-
-def test_own_images_have_their_name_in_every_table(own):
-    samples = split_normals(check_images(list_samples(own, "all", STRICT, "bolts"), own, STRICT), STRICT)
-    assert set(samples["dataset"]) == {"bolts"}
-    assert refuse_wrong_split(samples) is samples
-    assert set(make_general_runs(samples, PROTOCOL)["dataset"]) == {"bolts"}
 
 
 def test_another_folder_of_the_same_name_is_reported(own, tmp_path, caplog):
@@ -245,10 +198,6 @@ def test_range_that_was_set_is_used_and_a_wrong_one_named_with_the_values(own):
             ingest(own, STRICT.model_copy(update={"pixel_range": wrong}))
 
 
-def test_images_of_eight_bits_have_no_range_whatever_is_set(own):
-    assert set(ingest(own, STRICT.model_copy(update={"pixel_range": "0..4095"}))["pixel_range"]) == {""}
-
-
 def checked(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
     """Listed samples as if all images were readable and different."""
     table = sample_table(rows)
@@ -270,20 +219,6 @@ def test_normals_are_split_three_to_one_over_their_sorted_names(number, order):
     train, test = train_test_split(sorted(table["sample_id"]), test_size=0.25, random_state=42)
     assert splits(samples) == dict.fromkeys(train, "train") | dict.fromkeys(test, "test")
     assert len(test) == int(np.ceil(number / 4))
-
-
-def test_each_category_is_split_by_itself():
-    table = pd.concat([normals(8).assign(category="a"), normals(8).assign(category="b")], ignore_index=True)
-    table["sample_id"] = table["category"] + "/" + table["sample_id"]
-    samples = split_normals(table, STRICT)
-    assert samples.groupby("category")["split"].value_counts().to_dict() == {
-        (category, split): n for category in "ab" for split, n in (("train", 6), ("test", 2))
-    }
-
-
-def test_one_normal_cannot_be_split():
-    with pytest.raises(InputError, match="at least two normal images, found 1"):
-        split_normals(normals(1), STRICT)
 
 
 def to_train(samples: pd.DataFrame, which: Any) -> pd.DataFrame:
@@ -308,19 +243,3 @@ def test_catalog_refuses_a_wrong_split_on_disk(change, message, tmp_path):
     change(right).to_parquet(tmp_path / "samples.parquet")
     with pytest.raises(Exception, match=message):
         catalog.load("samples")
-
-
-class KilledLoader(ImageLoader):
-    """One whose worker processes are killed at their first images."""
-
-    def examine_crops(self, path: str, crops: Sequence[str]) -> list[dict[str, Any]]:
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError
-
-
-def test_a_killed_worker_is_one_clear_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    draw(tmp_path / "own/a.png")
-    listed = pd.DataFrame({"path": [f"{i}.png" for i in range(200)], "crop": ""})  # enough for several processes
-    with pytest.raises(InputError, match=r"A worker process was killed .*start again"):
-        check_images(listed, KilledLoader("folder", tmp_path / "own", 10**6, tmp_path / "files.parquet"), STRICT)

@@ -22,7 +22,7 @@ INGESTION = IngestionParameters(
     max_unreadable_share=0.01,
     max_megapixels=0.001,
     pixel_range="auto",
-    group_split=False,
+    split_by_item=False,
     drop_duplicates=False,
 )
 

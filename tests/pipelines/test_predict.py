@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pandas as pd
+import pytest
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 
+from mpfm_kedro.datasets.inspection import EarlierPredictionsDataset
+from mpfm_kedro.errors import InputError
+
 PROJECT = Path(__file__).parents[2]
+
+
+def predict(given: dict[str, str]) -> None:
+    bootstrap_project(PROJECT)
+    with KedroSession.create(PROJECT, env="test", runtime_params=given) as session:
+        session.run(pipeline_names=["predict"])
 
 
 def test_a_file_that_cannot_be_read_is_a_row_and_the_run_goes_on(fitted_project: Path, tmp_path: Path):
@@ -17,13 +28,18 @@ def test_a_file_that_cannot_be_read_is_a_row_and_the_run_goes_on(fitted_project:
     images.mkdir()
     shutil.copy(fitted_project / "raw/synthetic/spot/000.png", images / "spot.png")
     (images / "broken.png").write_bytes(b"no image")
-    bootstrap_project(PROJECT)
     given = {"data_root": str(fitted_project / "raw"), "output_root": str(out), "images": str(images)}
-    with KedroSession.create(PROJECT, env="test", runtime_params=given) as session:
-        session.run(pipeline_names=["predict"])
-    folder = out / "08_reporting/synthetic/predictions"
+    predict(given | {"batch": "mixed"})
+    folder = out / "08_reporting/synthetic/predictions/mixed"
     table = pd.read_csv(folder / "predictions.csv")
     assert table["decision"].tolist() == ["defective", "error"]
     page = (folder / "predictions.html").read_text()
     assert "spot.png" in page and "broken.png cannot be used" in page
-    assert list((folder / "gallery").glob("image-*.jpg")) and list((folder / "overlays").rglob("*.jpg"))
+    assert list((folder / "pictures").glob("image-*.jpg")) and list((folder / "overlays").glob("*.jpg"))
+    with pytest.raises(InputError, match="'batch' = 'mixed': there are predictions"):
+        predict(given | {"batch": "mixed"})
+    predict(given)  # without a name it is the time
+    batches = sorted(path.name for path in folder.parent.iterdir())
+    assert len(batches) == 2 and re.fullmatch(r"\d{4}-\d\d-\d\dT.*Z", batches[0])
+    earlier = EarlierPredictionsDataset(str(folder.parent)).load()
+    assert sorted(Path(path).name for path in earlier["path"]) == ["broken.png", "spot.png"]

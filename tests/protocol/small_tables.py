@@ -15,7 +15,7 @@ from mpfm_kedro.backbones.store import KEY, FeatureSpec, FeatureStore, row_keys
 from mpfm_kedro.parameter_checks import check_parameters, complete
 from mpfm_kedro.parameters import ComputeParameters, Parameters, ProtocolParameters
 from mpfm_kedro.pipelines.features.nodes import plan_views
-from mpfm_kedro.pipelines.mpfm.nodes import calibrate_scores, initialise_prototypes, train_mpfm
+from mpfm_kedro.pipelines.mpfm import calibrate_scores, initialise_prototypes, train_mpfm
 from mpfm_kedro.protocol.memory import Memory
 from mpfm_kedro.protocol.trials import Trial, Trials, read_trials
 
@@ -34,7 +34,7 @@ def project_parameters() -> Parameters:
 def protocol(n_anomalies: int | list[int] = 10, n_seeds: int = 1, **changes: Any) -> ProtocolParameters:
     """Parameters of the run table."""
     values = {"known_class": "all", "n_anomalies": n_anomalies, "n_seeds": n_seeds, "first_seed": 0}
-    return ProtocolParameters(**(values | {"group_split": False} | changes))
+    return ProtocolParameters(**(values | {"split_by_item": False} | changes))
 
 
 def sample_table(classes: dict[str, int], n_train: int = 6, n_test: int = 2, category: str = "") -> pd.DataFrame:
@@ -46,7 +46,7 @@ def sample_table(classes: dict[str, int], n_train: int = 6, n_test: int = 2, cat
     samples["sample_id"] = category + samples["sample_id"]
     samples = samples.assign(dataset="synthetic", category=category, problem="", crop="", pixel_range="", mask_path="")
     names = samples["sample_id"]
-    return samples.assign(path=names, content_hash="hash of " + names, width=64, height=64)
+    return samples.assign(path=names, item=names, content_hash="hash of " + names, width=64, height=64)
 
 
 def fake_features(samples: pd.DataFrame, folder: Path, order: int = 0, **changes: Any) -> Features:
@@ -59,7 +59,7 @@ def fake_features(samples: pd.DataFrame, folder: Path, order: int = 0, **changes
     with FeatureStore(folder).open(SPEC).writing() as writer:
         writer.append(list(worked), np.stack([rows, -rows], 1), rows[:, None, None, None] % 2000)
     store = FeatureStore(folder).open(SPEC)
-    return Features(views[["sample_id", *KEY]].assign(row=keys.map(store.row_of)), store)
+    return Features(views[["sample_id", "item", *KEY]].assign(row=keys.map(store.row_of)), store)
 
 
 def defect_cell(sample_id: str) -> tuple[int, int]:
@@ -80,7 +80,7 @@ def marked_features(samples: pd.DataFrame, folder: Path, seed: int = 0) -> Featu
     spec = replace(SPEC, pooled_size=CHANNELS, map_shape=(CHANNELS, CELLS, CELLS))
     with FeatureStore(folder).open(spec).writing() as writer:
         writer.append(row_keys(views).tolist(), maps.mean((2, 3)), maps)
-    return Features.locate(views[["sample_id", *KEY]], FeatureStore(folder).open(spec))
+    return Features.locate(views, FeatureStore(folder).open(spec))
 
 
 def small_parameters(parameters: Parameters) -> Parameters:

@@ -14,9 +14,9 @@ from mpfm_kedro.detectors.base import Artefact
 from mpfm_kedro.detectors.mpfm import stages
 from mpfm_kedro.detectors.mpfm.specification import STAGES
 from mpfm_kedro.parameters import Parameters
-from mpfm_kedro.pipelines.mpfm.nodes import initialise_prototypes, train_mpfm
+from mpfm_kedro.pipelines.mpfm import initialise_prototypes, train_mpfm
 from mpfm_kedro.protocol.memory import Checkpoint, Memory
-from mpfm_kedro.protocol.methods import Method, ablated_methods, rows_of_mpfm, sensitivity_methods, to_json
+from mpfm_kedro.protocol.methods import Method, ablated_methods, rows_of_mpfm, to_json
 from mpfm_kedro.protocol.runs import make_hard_runs, make_study_runs
 from mpfm_kedro.protocol.trials import Trial, Trials
 from protocol.small_tables import (
@@ -81,14 +81,6 @@ def test_the_ablation_shares_what_it_does_not_change(features, parameters):
     assert len({key for name, key in training.items() if name.endswith("printed")} - {training["MPFM"]}) == 9
 
 
-def test_the_sensitivity_shares_prototypes(features, parameters):
-    tried = parameters.sensitivity
-    planned = plan_mpfm(with_methods(*sensitivity_methods(tried)), features, parameters)
-    numbers = {*tried.n_prototypes, parameters.prototypes.n_prototypes}
-    weights = {*tried.mim_weight} - {parameters.training.mim_weight}
-    assert counts(planned)[:2] == [len(numbers) * 2, (len(numbers) + len(weights)) * 12]
-
-
 def test_a_setting_and_new_names_find_what_a_study_has_fitted(features, parameters):
     hard = make_hard_runs(SAMPLES, protocol([10, 1], 2)).assign(run=[f"renamed {i}" for i in range(8)])
     study = plan_mpfm(with_methods(*rows_of_mpfm()), features, parameters)
@@ -116,6 +108,23 @@ def test_another_image_under_the_same_name_is_another_fit_if_it_is_learned(featu
     trained, untrained = (one.fits != other.fits for one, other in zip(before, after, strict=True))
     assert (trained, untrained) == (role in ("train_normals", "known_anomalies"), role == "train_normals")
     assert (before[0].fits["prototypes"] != after[0].fits["prototypes"]) == (role == "train_normals")
+
+
+def test_items_of_several_images_are_another_fit_and_their_names_are_not(features, parameters):
+    runs = with_methods(TRAINED, runs=RUNS[:1])
+    first, second = RUNS["train_normals"].iloc[0][:2]
+    known = RUNS["known_anomalies"].iloc[0][0]
+    renamed = features.index.assign(item="another " + features.index["item"])
+    two_photos, both_labels = (
+        renamed.assign(item=renamed["item"].mask(renamed["sample_id"] == other, f"another {first}"))
+        for other in (second, known)
+    )
+    before, *others = (
+        plan_mpfm(runs, replace(features, index=index), parameters)[0].fits
+        for index in (features.index, renamed, two_photos, both_labels)
+    )
+    differs = [{stage: fits[stage] != before[stage] for stage in ("prototypes", "training")} for fits in others]
+    assert [list(different.values()) for different in differs] == [[False, False], [True, True], [False, True]]
 
 
 def changed(parameters: Parameters, group: str, **values: object) -> Parameters:

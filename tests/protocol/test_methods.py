@@ -6,18 +6,15 @@ import pytest
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.parameters import ComparisonParameters, Parameters, RepairParameters
-from mpfm_kedro.pipelines.runs.nodes import draw_compared_runs
+from mpfm_kedro.pipelines.runs import draw_compared_runs
 from mpfm_kedro.protocol.methods import (
-    SIMPLE,
     Method,
     ablated_methods,
     as_printed,
     compared_methods,
     configured_methods,
-    describe_methods,
     from_json,
     rows_of_mpfm,
-    sensitivity_methods,
     to_json,
 )
 from mpfm_kedro.protocol.trials import list_trials
@@ -68,14 +65,6 @@ def test_an_unknown_method_of_a_setting_is_named(compared):
         compared_methods(wrong)
 
 
-def test_the_simple_stack_has_one_gaussian_of_images_and_one_of_patches(parameters):
-    named = {method.name: method for method in compared_methods(parameters.comparison)["general"]}
-    simple = named[SIMPLE].changed("prototypes", parameters.prototypes).model_dump()
-    one = {"max_modes": 1, "n_prototypes": 1, "n_patch_prototypes": 1}
-    assert simple == parameters.prototypes.model_dump() | one
-    assert (named[SIMPLE].kind, named[SIMPLE].step_0, named[SIMPLE].training) == ("reference", True, {})
-
-
 def test_what_is_printed_has_every_repair_off_and_one_row_of_its_own_name(parameters):
     printed = ablated_methods(parameters.ablation)[-1]
     assert printed == as_printed()
@@ -99,18 +88,3 @@ def test_the_ablation_changes_one_repair_at_a_time(parameters):
         method.training["scores"] for method in ablated_methods(parameters.ablation) if "scores" in method.training
     ]
     assert sorted("".join(scores) for scores in parts) == ["an", "arn", "gan", "gar", "gr", "grn"]
-
-
-def test_repeated_values_of_the_sensitivity_are_tried_once(parameters):
-    repeated = parameters.sensitivity.model_copy(update={"n_prototypes": [8, 8], "mim_weight": [0.1, 0.1]})
-    assert [method.name for method in sensitivity_methods(repeated)] == ["K=8", "λ=0.1"]
-
-
-def test_budgets_name_the_steps_of_training(parameters):
-    training = parameters.training.model_copy(update={"epochs": 7, "iterations_per_epoch": 300})
-    methods = compared_methods(parameters.comparison)["general"]
-    budget = {row["method"]: row["budget"] for row in describe_methods(methods, training, 1500)}
-    assert budget["MPFM"] == budget["MPFM, step 0"] == "2,100 steps of 48"
-    assert budget["DRA"] == "1,500 steps of 48"
-    assert "1,500" not in budget["Mahalanobis"]
-    assert budget["MPFM, no anomaly known"] == "closed form"

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpfm_kedro.inspection.model import HeldOutScores, Model, load_model
+from mpfm_kedro.inspection.model import Model, load_model
 from mpfm_kedro.reports.model import write_card
+from production_models import held_out_scores
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def test_the_card_says_what_it_is(model: Model):
 
 def test_rates_that_can_be_guaranteed_are_distinguished(model: Model):
     scores = np.random.default_rng(0).normal(size=400)
-    enough = replace(model, calibration=HeldOutScores(scores, np.arange(400), np.empty(0)))
+    enough = replace(model, calibration=held_out_scores(scores, np.empty(0)))
     rows = [row for row in write_card(enough).split("<tr") if "%</td>" in row.replace(" ", "")]
     achievable = {row.split("<td>")[1].split("<")[0]: "<td>yes</td>" in row for row in rows}
     assert achievable == {"0.1 %": False, "0.5 %": False, "1 %": True, "2 %": True, "5 %": True}
@@ -48,5 +49,5 @@ def test_evaluation_and_what_was_learned_are_shown_and_escaped(model: Model):
     evaluation = {name: [figures | {"known_class": known}] for name, known in of_class.items()}
     learned = [{"file": "f", "label": 1, "content_hash": "h", "origin": "<b>.png", "added": "2026-01-02"}]
     page = write_card(replace(model, card=model.card | {"evaluation": evaluation, "learned": learned}))
-    assert page.count("0.932 ± 0.004") == 2 and "MPFM, mono, M10" in page
+    assert page.count("0.932 ± 0.004") == 2 and "<td>hard</td><td>MPFM</td><td>mono</td><td>10</td>" in page
     assert "&lt;b&gt;.png" in page and "<b>.png" not in page and "<td>anomaly</td>" in page

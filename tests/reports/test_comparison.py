@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluation.synthetic_trials import one, trial_costs, trial_scores
-from mpfm_kedro.evaluation.intervals import DIFFERENCES, paired_differences
+from mpfm_kedro.evaluation.intervals import DIFFERENCES, paired_differences, recall_intervals
 from mpfm_kedro.evaluation.measures import measure_trials, summarise
 from mpfm_kedro.evaluation.published import load_published
 from mpfm_kedro.reports.comparison import comparison_table, comparison_tables, write_comparison
@@ -44,14 +44,14 @@ def test_columns_are_general_then_hard_mean_then_classes(table):
     shown, differences, *_ = comparison_tables(table)
     assert (shown.title, differences.title) == ("elpv", "elpv: difference to MPFM")
     assert differences.header == shown.header[:-2]
-    assert differences.sections[""]["method"].tolist() == ["MPFM, no anomaly known", "DRA", "Mahalanobis"]
+    assert differences.sections[""].index.tolist() == ["MPFM, no anomaly known", "DRA", "Mahalanobis"]
     assert shown.header == [
         "method",
         *("general, M=10", "general, M=1", "hard mean, M=10", "hard mean, M=1"),
         *("hard, known mono, M=10", "hard, known mono, M=1", "hard, known poly, M=10", "hard, known poly, M=1"),
         *("seconds per run", "budget"),
     ]
-    assert all(section.columns.tolist() == shown.header for section in shown.sections.values())
+    assert all(section.columns.tolist() == shown.header[1:] for section in shown.sections.values())
 
 
 def test_best_second_and_decided_differences_are_marked(table):
@@ -112,7 +112,7 @@ def test_categories_have_a_table_each_after_that_of_their_mean():
     titles = [shown.title for shown in tables[:6:2]]
     assert titles == ["mvtec_ad mean over categories", "mvtec_ad carpet", "mvtec_ad wood"]
     *_, published = tables[0].sections.values()
-    assert one(published, method="MPFM (published)")["general, M=10"] == "0.982 ± 0.003"
+    assert published["general, M=10"]["MPFM (published)"] == "0.982 ± 0.003"
 
 
 def test_pixel_measures_of_methods_with_heat_maps_have_tables_of_their_own(table):
@@ -120,14 +120,24 @@ def test_pixel_measures_of_methods_with_heat_maps_have_tables_of_their_own(table
     summary = summarise(measure_trials(scores, trial_costs(scores)))
     general = summary["method"].str.startswith("MPFM") & (summary["setting"] == "general")
     marked = summary.assign(aupro_mean=np.where(general, 0.9, np.nan), aupro_std=np.where(general, 0.01, np.nan))
-    stored = pd.read_csv(io.StringIO(marked.to_csv(index=False)), keep_default_na=False)  # as between two nodes
-    marked = comparison_table(stored, paired_differences(scores, draws=50), TRIALS, load_published("elpv"))
+    marked = comparison_table(marked, paired_differences(scores, draws=50), TRIALS, load_published("elpv"))
     *_, shown = comparison_tables(marked)
     assert (shown.title, shown.header) == ("AUPRO, elpv", ["method", "general, M=10", "general, M=1"])
-    assert shown.sections[""].to_numpy().tolist() == [
+    assert shown.rows[""] == [
         [method, "0.900 ± 0.010", "0.900 ± 0.010"] for method in ("MPFM", "MPFM, no anomaly known")
     ]
     assert not any(shown.title.startswith("AUPRO") for shown in comparison_tables(table))
+
+
+def test_recalls_with_their_intervals_have_tables_of_their_own():
+    scores = trial_scores(STRENGTH, dataset="elpv", classes=("mono", "poly"), numbers=(10,), n_seeds=2, n_normals=40)
+    summary = summarise(measure_trials(scores, trial_costs(scores)), recall_intervals(scores, draws=50))
+    table = comparison_table(summary, paired_differences(scores, draws=50), TRIALS, load_published("elpv"))
+    (recall,) = [shown for shown in comparison_tables(table) if shown.title.startswith("recall")]
+    assert recall.title == "recall at 5 %, elpv", "40 normals have no recall at 1 %"
+    row = one(table, method="DRA", setting="hard", known_class="mean")
+    written = f"{row['recall_5_mean']:.3f} [{row['recall_5_low']:.3f}, {row['recall_5_high']:.3f}]"
+    assert recall.sections[""]["hard mean, M=10"]["DRA"] == written
 
 
 def test_tidy_table_survives_its_file(table):

@@ -63,7 +63,7 @@ def written(inspector: Inspector, fitted_project: Path, tmp_path: Path):
         files, overlays = find_images(str(new)), folder / "overlays"
         log = PredictionLog.of(tmp_path / "log", inspector.card)
         table = predict_files(inspector, files, log, inspector.threshold, overlays, which, workers=0)
-        text = write_page(table, inspector.model, tmp_path / "log", overlays, INSPECTION, INGESTION, folder / "gallery")
+        text = write_page(table, inspector.model, tmp_path / "log", folder, INSPECTION, INGESTION)
         folder.mkdir(exist_ok=True)
         (folder / "page.html").write_text(text, "utf-8")
         return folder, Parsed(text), table
@@ -109,22 +109,11 @@ def test_a_name_that_is_no_text_is_a_row_with_an_error(written):
     assert page.text.count("odd-\\udcff.png") == 2 and "rename it" in page.text
 
 
-def test_pictures_of_an_earlier_page_are_deleted(written, tmp_path):
-    folder, _, _ = written({"a.png": "good/000.png", "b.png": "spot/000.png"})
-    before = {file.name for file in folder.glob("gallery/image-*")}
-    (tmp_path / "new/a.png").unlink()
-    written({})
-    after = {file.name for file in folder.glob("gallery/image-*")}
-    assert len(before) == 2 and len(after) == 1 and after < before
-
-
 def test_a_file_that_is_gone_has_no_picture(written, inspector, tmp_path):
     folder, _, table = written({"a.png": "spot/000.png"})
     (tmp_path / "new/a.png").unlink()
-    text = write_page(
-        table, inspector.model, tmp_path / "log", folder / "overlays", INSPECTION, INGESTION, folder / "gallery"
-    )
-    assert "gallery/image-" not in text and "overlays/" in text
+    text = write_page(table, inspector.model, tmp_path / "log", folder, INSPECTION, INGESTION)
+    assert "pictures/image-" not in text and "overlays/" in text
 
 
 def many(inspector: Inspector, number: int) -> pd.DataFrame:
@@ -139,9 +128,7 @@ def many(inspector: Inspector, number: int) -> pd.DataFrame:
 
 def test_the_page_of_many_images_is_bounded_and_says_so(inspector, tmp_path):
     table = many(inspector, 100_000)
-    text = write_page(
-        table, inspector.model, tmp_path, tmp_path / "overlays", INSPECTION, INGESTION, tmp_path / "gallery"
-    )
+    text = write_page(table, inspector.model, tmp_path, tmp_path, INSPECTION, INGESTION)
     page = Parsed(text)
     assert len(page.all("article", "data-decision")) == sum(MOST.values())
     assert len(text) < 500_000

@@ -8,8 +8,8 @@ import pytest
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.evaluation.ranks import rank_methods
-from mpfm_kedro.reports.rank_figure import cliques, draw_ranks
 from mpfm_kedro.reports.study import gather_cells, printed_cells, write_study
+from mpfm_kedro.reports.study_figures import cliques, draw_ranks
 
 KINDS = {"MPFM": "ours", "DRA": "baseline", "kNN-5": "reference", "DRA (published)": "published"}
 
@@ -23,7 +23,15 @@ def cell(dataset: str, setting: str, known: str, number: int, auc: float, catego
         rows.append(
             {"dataset": dataset, "category": category, "setting": setting, "known_class": known, "n_anomalies": number}
             | {"method": method, "kind": kind, "auc_mean": auc - 0.1 * place, "auc_std": 0.01, "note": ""}
-            | {"n_seeds": 5, "budget": "", "seconds": 1.0, "place": "best" if place == 0 else ""}
+            | {"recall_1_mean": auc - 0.3 if measured and dataset == "elpv" else np.nan, "recall_1_std": 0.0}
+            | {
+                "recall_1_low": auc - 0.4,
+                "recall_1_high": auc - 0.2,
+                "n_seeds": 5,
+                "budget": "",
+                "seconds": 1.0,
+                "place": "best" if place == 0 else "",
+            }
             | {"verdict": "worse" if 0 < place < 3 else ""}
             | (verdict if measured and place else dict.fromkeys(verdict, np.nan))
         )
@@ -70,7 +78,7 @@ def test_the_report_has_both_tables_ranks_tests_and_what_is_missing(table):
         for expected in ("General setting", "Hard setting", "Mean ranks", "Datasets of the study", "Made here."):
             assert expected in shown
         assert "sdd" in shown and "expected in /data/sdd" in shown
-    (row,) = [line for line in text.splitlines() if line.startswith("| DRA | 0.6")]
+    (row,) = [line for line in text.splitlines() if line.startswith("| DRA | 0.6") and "±" in line]
     aucs = "0.600 ± 0.010▼ | 0.800 ± 0.010▼ | 0.850 ± 0.010▼"
     assert row == f"| DRA | {aucs} | {aucs} | 2.00 | 2.00 |", "three datasets with M=10, with M=1, and mean ranks"
     assert "general, M=10: 3 methods on 3 datasets; Friedman χ² = 6.0" in text
@@ -79,6 +87,9 @@ def test_the_report_has_both_tables_ranks_tests_and_what_is_missing(table):
     (published,) = [line for line in text.splitlines() if line.startswith("| DRA (published) | 0.4")]
     assert published.endswith("| 0.650 ± 0.010 |  |  |"), "published results have no rank"
     assert "data:image/png" in page
+    recall = text.split("## recall at 1 %, General setting")[1].split("##")[0]
+    assert "| method | elpv, M=10 | elpv, M=1 |" in recall and "| MPFM | 0.600 [0.500, 0.700] |" in recall
+    assert "Hard setting" in text and "recall at 5 %" not in text.replace("Recall at 1 % (5 %)", "")
 
 
 def test_seeds_are_told_where_they_differ(table):

@@ -14,7 +14,6 @@ from PIL import Image
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.sources import aitex, sdd
 from mpfm_kedro.sources.masks import holds_defect, image_size, read_mask
-from mpfm_kedro.sources.samples import format_crop, parse_crop
 
 sides = st.integers(1, 5000)
 tilings = st.sampled_from([aitex.patches, sdd.strips])
@@ -47,15 +46,6 @@ def test_strips_are_the_published_thirds(height):
     ]
 
 
-@given(box=st.tuples(sides, sides, sides, sides))
-def test_crops_are_read_as_they_are_written(box):
-    assert parse_crop(format_crop(box)) == box
-
-
-def test_no_crop_is_the_whole_image():
-    assert parse_crop("") is None
-
-
 @settings(deadline=None, max_examples=40)
 @given(
     width=st.integers(1, 700),
@@ -84,22 +74,6 @@ def test_masks_of_one_image_are_merged(tmp_path, draw):
     masks = [draw(tmp_path / "a.png", (4, 3), ((0, 0),)), draw(tmp_path / "b.png", (4, 3), ((3, 2),))]
     marked = read_mask(masks, image, "test")
     assert np.argwhere(marked).tolist() == [[0, 0], [2, 3]]
-
-
-def test_palette_counts_by_its_colours(tmp_path):
-    """Index 0 is white in this mask: what is marked is the colour, not the number."""
-    mask = Image.fromarray(np.array([[0, 1], [1, 1]], np.uint8)).convert("P")
-    mask.putpalette([255, 255, 255, 0, 0, 0])
-    mask.save(tmp_path / "mask.png")
-    marked = read_mask([tmp_path / "mask.png"], tmp_path / "mask.png", "test")
-    assert np.argwhere(marked).tolist() == [[0, 0]]
-
-
-def test_masks_of_a_broken_image_must_agree(tmp_path, draw):
-    masks = [draw(tmp_path / "a.png", (4, 3)), draw(tmp_path / "b.png", (4, 4))]
-    (tmp_path / "image.png").write_bytes(b"no image")
-    with pytest.raises(InputError, match="differ in size"):
-        read_mask(masks, tmp_path / "image.png", "test")
 
 
 def test_truncated_mask_is_named(tmp_path):

@@ -32,14 +32,6 @@ def test_brainmri_repeated_copy_is_passed_over(build, draw, caplog):
     assert "brain_tumor_dataset repeats" in caplog.text
 
 
-def test_brainmri_nested_twice(build):
-    folder = build("brainmri")
-    (folder / "yes").rename(folder / "inner")
-    (folder / "yes").mkdir()
-    (folder / "inner").rename(folder / "yes" / "yes")
-    assert (brainmri.SOURCE.list_samples(folder)["label"] == 1).sum() == 3
-
-
 def test_brainmri_real(real):
     table = brainmri.SOURCE.list_samples(real("brainmri"))
     assert table["defect_class"].value_counts().to_dict() == {"tumor": 155, "": 98}
@@ -74,14 +66,6 @@ def test_headct_unreadable_labels(build, text, message):
     with pytest.raises(InputError, match=re.escape(message)) as raised:
         headct.SOURCE.list_samples(folder)
     assert str(folder / "labels.csv") in str(raised.value)
-
-
-@pytest.mark.parametrize(("missing", "named"), [("labels.csv", "labels.csv"), ("head_ct/head_ct/001.png", "001.png")])
-def test_headct_missing_file_is_named(build, missing, named):
-    folder = build("headct")
-    (folder / missing).unlink()
-    with pytest.raises(InputError, match=re.escape(named)):
-        headct.SOURCE.list_samples(folder)
 
 
 def test_headct_image_without_a_line_is_reported(build, draw, caplog):

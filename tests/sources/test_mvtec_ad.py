@@ -36,16 +36,6 @@ def test_each_category_has_its_split_classes_and_masks(build):
     assert (anomalies["split"] == "").all()
 
 
-def test_category_nested_twice(build):
-    folder = build("mvtec_ad")
-    (folder / "toothbrush").rename(folder / "inner")
-    (folder / "toothbrush").mkdir()
-    (folder / "inner").rename(folder / "toothbrush" / "toothbrush")
-    table = SOURCE.list_samples(folder)
-    assert (table["category"] == "toothbrush").sum() == 4
-    assert "toothbrush/toothbrush/test/defective/000.png" in set(table["path"])
-
-
 def test_missing_mask_is_named(build, draw):
     folder = build("mvtec_ad")
     image = draw(folder / "carpet" / "test" / "hole" / "001.png")

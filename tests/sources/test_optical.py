@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from mpfm_kedro.errors import InputError
@@ -45,15 +43,6 @@ def test_unreadable_labels(build, text, message):
     with pytest.raises(InputError, match=message) as raised:
         SOURCE.list_samples(folder)
     assert str(file) in str(raised.value)
-
-
-@pytest.mark.parametrize("name", ["0001.PNG", "0002.PNG", "Label/0002_label.PNG", "Label/Labels.txt"])
-def test_missing_file_is_named(build, name):
-    folder = build("optical")
-    file = folder / "Class1" / "Class1" / "Train" / name
-    file.unlink()
-    with pytest.raises(InputError, match=re.escape(str(file))):
-        SOURCE.list_samples(folder)
 
 
 def test_image_without_a_line_is_reported(build, draw, caplog):

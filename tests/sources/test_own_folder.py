@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 
 import pytest
-from PIL import Image
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.sources.folder import SOURCE
@@ -50,51 +48,12 @@ def test_mvtec_layout_brings_its_split(parted):
     assert table["mask_path"]["test/scratch/e.png"] == ""
 
 
-def test_data_root_itself(parted):
-    assert SOURCE.locate(parted) == parted
-    assert SOURCE.locate(parted.parent) == parted
-
-
-def test_without_test_normals_the_split_is_left_open(parted, caplog):
-    shutil.rmtree(parted / "test" / "good")
-    table = SOURCE.list_samples(parted)
-    assert set(table["split"]) == {""}
-    assert (table["label"] == 0).sum() == 2
-    assert "part of train/good will be the test" in caplog.text
-
-
-def test_no_defects_at_all(tmp_path, draw):
-    draw(tmp_path / "good" / "a.png")
-    assert SOURCE.list_samples(SOURCE.locate(tmp_path))["label"].tolist() == [0]
-    draw(tmp_path / "other" / "folder" / "train" / "good" / "a.png")
-    assert SOURCE.list_samples(SOURCE.locate(tmp_path / "other"))["label"].tolist() == [0]
-
-
 def test_masks_beside(build, draw):
     folder = build("folder")
     draw(folder / "ground_truth" / "dent" / "a.png")
     table = SOURCE.list_samples(folder).set_index("path")
     assert table["mask_path"]["dent/a.PNG"] == "ground_truth/dent/a.png"
     assert "ground_truth" not in set(table["defect_class"])
-
-
-def test_missing_mask_is_reported(parted, draw, caplog):
-    draw(parted / "test" / "dent" / "f.png")
-    assert len(SOURCE.list_samples(parted)) == 6
-    assert "f.png has no mask" in caplog.text
-
-
-def test_mask_of_another_size(parted, draw):
-    draw(parted / "ground_truth" / "dent" / "d_mask.png", (3, 3))
-    with pytest.raises(InputError, match=r"d_mask\.png is 3x3, and its image .*d\.jpg is 8x6"):
-        SOURCE.list_samples(parted)
-
-
-def test_loose_images_are_reported(build, draw, caplog):
-    folder = build("folder")
-    draw(folder / "lost.png")
-    assert len(SOURCE.list_samples(folder)) == 4
-    assert "lost.png" in caplog.text
 
 
 def test_layout_must_be_one_of_two(build, draw, tmp_path):
@@ -140,22 +99,6 @@ def test_masks_of_nested_images_are_nested_alike(parted, draw):
     assert table["mask_path"]["test/dent/d.jpg"] == "ground_truth/dent/d_mask.png"
 
 
-def test_mask_of_a_photo_that_lies_on_its_side_is_upright(parted, draw):
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.new("RGB", (8, 6)).save(parted / "test" / "dent" / "d.jpg", exif=exif)
-    draw(parted / "ground_truth" / "dent" / "d_mask.png", (6, 8))
-    table = SOURCE.list_samples(parted).set_index("path")
-    assert table["mask_path"]["test/dent/d.jpg"] == "ground_truth/dent/d_mask.png"
-
-
-def test_folder_that_is_named_like_an_image(build, draw, caplog):
-    folder = build("folder")
-    draw(folder / "good" / "x.png" / "a.png")
-    assert "good/x.png/a.png" in set(SOURCE.list_samples(folder)["path"])
-    assert "x.png is a folder, not an image" in caplog.text
-
-
 @pytest.mark.parametrize("name", ["loop", "good/loop", "good/batch/loop", "dent/loop"])
 @pytest.mark.parametrize("up", [0, 1])
 def test_link_to_a_folder_above_is_reported_and_not_followed(build, draw, name, up, caplog):
@@ -166,15 +109,6 @@ def test_link_to_a_folder_above_is_reported_and_not_followed(build, draw, name, 
     link.symlink_to(link.parents[min(up, name.count("/"))], target_is_directory=True)
     assert SOURCE.list_samples(folder).equals(before)
     assert f"{link} is a link to a folder that it is in" in caplog.text
-
-
-def test_link_to_itself_and_broken_link_are_reported(build, caplog):
-    folder = build("folder")
-    before = SOURCE.list_samples(folder)
-    (folder / "good" / "self.png").symlink_to("self.png")
-    (folder / "good" / "gone.png").symlink_to("nowhere.png")
-    assert SOURCE.list_samples(folder).equals(before)
-    assert f"not read in {folder / 'good'}: 2 files (broken links)" in caplog.text
 
 
 def test_files_that_are_not_read_are_named_by_their_kinds(build, caplog):

@@ -10,7 +10,7 @@ def test_three_strips_of_every_image(build):
     table = SOURCE.list_samples(build("sdd"))
     assert table["crop"].tolist() == ["0,0,6,3", "0,3,6,6", "0,6,6,10", "0,0,6,3", "0,3,6,7", "0,7,6,11"]
     assert table["label"].tolist() == [0, 0, 1, 0, 0, 0]
-    assert table["group"].tolist() == ["kos01"] * 3 + ["kos02"] * 3
+    assert table["item"].tolist() == ["kos01"] * 3 + ["kos02"] * 3
     assert set(table["mask_path"]) == {"kos01/Part0_label.bmp", "kos02/Part3_label.bmp"}
     assert table["sample_id"][2] == "kos01/Part0.jpg#0,6,6,10"
 
@@ -20,7 +20,7 @@ def test_item_nested_twice_keeps_its_group(build):
     (folder / "kos01").rename(folder / "inner")
     (folder / "kos01").mkdir()
     (folder / "inner").rename(folder / "kos01" / "kos01")
-    assert SOURCE.list_samples(folder)["group"].tolist() == ["kos01"] * 3 + ["kos02"] * 3
+    assert SOURCE.list_samples(folder)["item"].tolist() == ["kos01"] * 3 + ["kos02"] * 3
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpfm_kedro.errors import InputError
-from mpfm_kedro.parameters import IngestionParameters
-from mpfm_kedro.pipelines.ingestion.nodes import refuse_wrong_split, split_normals
 from mpfm_kedro.sources import synthetic
-from mpfm_kedro.sources.samples import LISTED
 
-INGESTION = IngestionParameters(allow_partial=False, max_unreadable_share=0, max_megapixels=1)
 NUMBER = sum(synthetic.FOLDERS.values())
 DEFECTIVE = NUMBER - synthetic.FOLDERS["good"]
 FILES = NUMBER + DEFECTIVE  # with the masks
@@ -49,29 +44,6 @@ def test_images_are_drawn_once(tmp_path, monkeypatch):
     assert names_in(tmp_path) == ["synthetic"]
 
 
-def test_images_are_always_the_same(folder, tmp_path):
-    np.random.seed(1)  # noqa: NPY002 (a seed set elsewhere changes nothing)
-    assert contents(synthetic.locate(tmp_path)) == contents(folder)
-
-
-def test_file_holds_the_drawing_and_each_drawing_is_another_one(folder):
-    drawings = {
-        (kind, number): synthetic.draw(kind, number)[0] for kind, n in synthetic.FOLDERS.items() for number in range(n)
-    }
-    for (kind, number), drawing in drawings.items():
-        assert drawing.shape == (synthetic.SIZE, synthetic.SIZE, 3)
-        assert drawing.dtype == np.uint8
-        with Image.open(folder / kind / f"{number:03}.png") as image:
-            np.testing.assert_array_equal(np.asarray(image), drawing)
-    assert len({drawing.tobytes() for drawing in drawings.values()}) == NUMBER
-
-
-@pytest.mark.parametrize("kind", ["spot", "scratch"])
-def test_anomaly_is_no_normal_image_with_a_defect(kind):
-    for number in range(synthetic.FOLDERS[kind]):
-        assert (synthetic.draw(kind, number)[0] == synthetic.draw("good", number)[0]).mean() < 0.1
-
-
 def test_masks_mark_the_defects(folder):
     table = synthetic.SOURCE.list_samples(folder)
     assert ((table["mask_path"] == "") == (table["label"] == 0)).all()
@@ -80,19 +52,6 @@ def test_masks_mark_the_defects(folder):
         grey = image[..., 0]
         assert np.ptp(grey[mask > 0]) == 0  # a defect has one colour
         assert 0.005 < (mask > 0).mean() < 0.2
-
-
-def test_table_has_the_numbers_and_the_split_of_the_source(folder):
-    table = synthetic.SOURCE.list_samples(folder)
-    assert list(table.columns) == LISTED
-    assert table["sample_id"].is_monotonic_increasing and table["sample_id"].is_unique
-    assert all((folder / path).is_file() for path in table["path"])
-    assert ((table["defect_class"] == "") == (table["label"] == 0)).all()
-    assert set(table["split"]) == {""}
-    counts = synthetic.SOURCE.counts[""]
-    assert counts.compare(table) == []
-    divided = refuse_wrong_split(split_normals(table.assign(problem=""), INGESTION))
-    assert divided["split"].value_counts().to_dict() == {"train": counts.train, "test": counts.test, "anomaly": 24}
 
 
 def test_interrupted_drawing_is_not_taken_for_the_images(folder, tmp_path, monkeypatch):
@@ -108,27 +67,6 @@ def test_interrupted_drawing_is_not_taken_for_the_images(folder, tmp_path, monke
         synthetic.locate(tmp_path)
     assert names_in(tmp_path) == []
     assert contents(synthetic.locate(tmp_path)) == contents(folder)
-
-
-def test_folder_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "synthetic").touch()
-    with pytest.raises(InputError, match=f"Cannot draw images in {tmp_path / 'synthetic'}: Not a directory"):
-        synthetic.locate(tmp_path)
-
-
-def test_slower_process_uses_what_the_quicker_one_drew(folder, tmp_path, monkeypatch):
-    draw, quicker = synthetic.draw, tmp_path / "synthetic"
-
-    def overtaken(kind: str, number: int) -> np.ndarray:
-        if not quicker.is_dir():
-            quicker.mkdir()
-            (quicker / "of the quicker one").touch()
-        return draw(kind, number)
-
-    monkeypatch.setattr(synthetic, "draw", overtaken)
-    assert synthetic.locate(tmp_path) == quicker
-    assert names_in(quicker) == ["of the quicker one"]
-    assert names_in(tmp_path) == ["synthetic"]
 
 
 def test_two_processes_at_once(folder, tmp_path):

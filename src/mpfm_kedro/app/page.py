@@ -10,7 +10,7 @@ from mpfm_kedro.app.session import MAX_BYTES, MAX_IMAGES, MEGAPIXELS, PageImage
 from mpfm_kedro.inspection.inspector import Inspector
 from mpfm_kedro.inspection.thresholds import Threshold, decide, describe_guarantee
 from mpfm_kedro.reports.pages import SIGNS, render
-from mpfm_kedro.reports.score_histogram import draw_histogram
+from mpfm_kedro.reports.predictions import draw_histogram
 from mpfm_kedro.sources.layout import IMAGE_SUFFIXES
 
 MARKS = {"anomaly": "a missed defect", "normal": "a false alarm"}
@@ -41,7 +41,7 @@ def draw_results(
     decisions = [str(decision) for decision in decide(scores, threshold)]
     counts = Counter(decisions)
     addresses = {sample: f"known/{index}" for index, sample in enumerate(inspector.model.gallery.table["sample_id"])}
-    guarantee = describe_guarantee(threshold, inspector.model.calibration.anomaly_scores)
+    guarantee = describe_guarantee(threshold, inspector.model.calibration.anomalies["score"])
     return render(
         "app_results.html",
         guarantee=f"{guarantee} The model was made on {inspector.card['made']}.",

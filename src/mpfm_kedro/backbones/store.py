@@ -44,9 +44,8 @@ def extraction_version(backbone: str = "Backbone 1") -> str:
 
 def extraction_libraries(more: tuple[str, ...] = ()) -> tuple[str, ...]:
     """The libraries that decide the numbers, with their versions; ``more`` are those of one backbone alone."""
-    versions = library_versions()
-    always = [f"{name} {versions[name]}" for name in EXTRACTION_LIBRARIES]
-    return (*always, *(f"{name} {version(name)}" for name in more))
+    versions = library_versions() | {name: version(name) for name in more}
+    return tuple(f"{name} {versions[name]}" for name in (*EXTRACTION_LIBRARIES, *more))
 
 
 @dataclass(frozen=True)
@@ -74,19 +73,38 @@ class FeatureSpec:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
     @property
+    def formats(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """Shape of a row and type of its values in each kind of file."""
+        return {POOLED: ((self.pooled_size,), np.dtype("f4")), MAPS: (tuple(self.map_shape), np.dtype("f2"))}
+
+    @property
     def row_bytes(self) -> int:
-        """Disk that one row takes: pooled statistics in fp32, the map in fp16."""
-        return 4 * self.pooled_size + 2 * math.prod(self.map_shape)
+        """Disk that one row takes."""
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.formats.values())
 
 
-def row_keys(views: pd.DataFrame) -> pd.Series:
-    """The key of each view's row."""
+def row_keys(views: Any) -> Any:
+    """The key of each view's row, of a table of views or of one of them."""
     return views["content_hash"] + "|" + views["crop"] + "|" + views["view"]
 
 
 def read_keys(file: Path) -> list[str]:
     """The keys of a part; a damaged byte is not text, and stays nevertheless."""
     return file.read_bytes().decode("utf-8", "surrogateescape").split("\n")[:-1]
+
+
+class Rows(NamedTuple):
+    """Keys, pooled statistics (n, d) in fp32 and maps F (n, C, H', W') in fp16 of some views."""
+
+    keys: list[str]
+    pooled: np.ndarray
+    maps: np.ndarray
+
+    @classmethod
+    def join(cls, batches: Iterable[Rows]) -> Rows:
+        """The rows of several batches, of which there is at least one."""
+        keys, pooled, maps = zip(*batches, strict=True)
+        return cls([key for some in keys for key in some], np.concatenate(pooled), np.concatenate(maps))
 
 
 class StoredRows:
@@ -113,14 +131,6 @@ class StoredRows:
         return np.concatenate([np.empty(0, self.dtype), *rows]).reshape(*numbers.shape, *self.shape[1:])
 
 
-class Part(NamedTuple):
-    """Keys, pooled statistics and maps of some rows, the latter two memory-mapped."""
-
-    keys: list[str]
-    pooled: np.ndarray
-    maps: np.ndarray
-
-
 @dataclass(frozen=True)
 class StoreFolder:
     """One store on disk, as it was when its rows were first asked for."""
@@ -136,12 +146,12 @@ class StoreFolder:
     @cached_property
     def pooled(self) -> StoredRows:
         """Pooled statistics (rows, pooled_size), fp32, memory-mapped."""
-        return StoredRows([part.pooled for part in self._parts], *self._formats[POOLED])
+        return StoredRows([part.pooled for part in self._parts], *self.spec.formats[POOLED])
 
     @cached_property
     def maps(self) -> StoredRows:
         """Feature maps F (rows, C, H', W'), fp16, memory-mapped."""
-        return StoredRows([part.maps for part in self._parts], *self._formats[MAPS])
+        return StoredRows([part.maps for part in self._parts], *self.spec.formats[MAPS])
 
     def keys(self) -> list[str]:
         """The keys of all rows, each of which is there once."""
@@ -155,29 +165,25 @@ class StoreFolder:
         present = set(StoreFolder(self.folder, self.spec).keys())
         return [key for key in dict.fromkeys(keys) if key not in present]
 
-    @property
-    def _formats(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        """Shape of a row and type of its values in each kind of file."""
-        return {POOLED: ((self.spec.pooled_size,), np.dtype("f4")), MAPS: (tuple(self.spec.map_shape), np.dtype("f2"))}
-
     @cached_property
-    def _parts(self) -> list[Part]:
+    def _parts(self) -> list[Rows]:
         return [self._read_part(file) for file in sorted(self.folder.glob(f"*{KEYS}"))]
 
-    def _read_part(self, keys_file: Path) -> Part:
+    def _read_part(self, keys_file: Path) -> Rows:
         keys, arrays = read_keys(keys_file), []
-        for name, (shape, dtype) in self._formats.items():
+        for name, (shape, dtype) in self.spec.formats.items():
             file = keys_file.with_name(keys_file.name.replace(KEYS, name))
             try:
-                arrays.append(np.load(file, mmap_mode="r", allow_pickle=False))
-                if arrays[-1].dtype != dtype or arrays[-1].shape != (len(keys), *shape):
-                    raise ValueError(f"{arrays[-1].dtype} {arrays[-1].shape} for {len(keys)} keys")
+                array = np.load(file, mmap_mode="r", allow_pickle=False)
+                if array.dtype != dtype or array.shape != (len(keys), *shape):
+                    raise ValueError(f"{array.dtype} {array.shape} for {len(keys)} keys")
             except Exception as error:  # numpy's parser lets any error through
                 raise InputError(
                     f"{file} does not fit its keys ({first_line(error)}); delete {keys_file} and start again: "
                     "kedro run extracts its images again"
                 ) from error
-        return Part(keys, *arrays)
+            arrays.append(array)
+        return Rows(keys, *arrays)
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process maps the files itself.
@@ -200,8 +206,8 @@ class StoreWriter:
     """Appends parts; what an interrupted writer wrote without keys is deleted first."""
 
     def __init__(self, folder: Path, spec: FeatureSpec) -> None:
-        self._folder, self._spec = folder, spec
-        self._batches: list[Part] = []
+        self._folder, self._row_bytes = folder, spec.row_bytes
+        self._batches: list[Rows] = []
         parts = {file.name.removesuffix(KEYS) for file in folder.glob(f"*{KEYS}")}
         for file in folder.iterdir():
             if file.name != SPEC and file.name.partition(".")[0] not in parts:
@@ -211,25 +217,23 @@ class StoreWriter:
 
     def append(self, keys: list[str], pooled: np.ndarray, maps: np.ndarray) -> None:
         """Add a batch; it is written together with others, at the latest when the store is closed."""
-        self._batches.append(Part(keys, pooled, maps))
-        size = self._spec.row_bytes * sum(len(batch.keys) for batch in self._batches)
+        self._batches.append(Rows(keys, pooled, maps))
+        size = self._row_bytes * sum(len(batch.keys) for batch in self._batches)
         if size >= PART_BYTES or time.monotonic() - self._written >= PART_SECONDS:
             self.write_part()
 
     def write_part(self) -> None:
         """Write the batches so far as one part: the numbers first, then the keys that make them count."""
-        batches, self._batches = [batch for batch in self._batches if batch.keys], []
-        if not batches:
+        batches, self._batches = self._batches, []
+        if not any(batch.keys for batch in batches):
             return
-        keys, pooled, maps = zip(*batches, strict=True)
-        part, self._next = self._folder / f"{self._next:05d}", self._next + 1
-        numbers = (POOLED, np.concatenate(pooled, dtype=np.float32)), (MAPS, np.concatenate(maps, dtype=np.float16))
-        for name, values in numbers:
-            with replacing(part.with_name(part.name + name), values.nbytes) as partial:
+        rows, part = Rows.join(batches), f"{self._next:05d}"
+        self._next += 1
+        for name, values in ((POOLED, rows.pooled.astype("f4")), (MAPS, rows.maps.astype("f2"))):
+            with replacing(self._folder / f"{part}{name}", values.nbytes) as partial:
                 np.save(partial, values)
-        with replacing(part.with_name(part.name + KEYS)) as partial:
-            lines = "".join(f"{key}\n" for batch in keys for key in batch)
-            partial.write_bytes(lines.encode("utf-8", "surrogateescape"))
+        with replacing(self._folder / f"{part}{KEYS}") as partial:
+            partial.write_bytes("".join(f"{key}\n" for key in rows.keys).encode("utf-8", "surrogateescape"))
         self._written = time.monotonic()
 
 
@@ -267,7 +271,6 @@ class FeatureStore:
 
     def check_room(self, spec: FeatureSpec, rows: int) -> int:
         """Bytes that ``rows`` more rows take; too little free disk is an error before any work."""
-        self.root.mkdir(parents=True, exist_ok=True)
         need, free = rows * spec.row_bytes, free_bytes(self.root)
         if need > free:
             raise InputError(f"{self.root} needs {format_bytes(need)} for features, {format_bytes(free)} are free")
@@ -279,12 +282,12 @@ class FeatureStore:
         for file in sorted(self.root.glob(f"*/{SPEC}")):
             try:
                 spec = json.loads(file.read_text())
-                found = {"backbone": spec["backbone"], "image_size": spec["image_size"]}
+                named = {"backbone": spec["backbone"], "image_size": spec["image_size"]}
             except (ValueError, KeyError, TypeError):  # damaged; the next extraction writes it again
-                found = {"backbone": "unknown", "image_size": 0}
+                named = {"backbone": "unknown", "image_size": 0}
             size = sum(part.stat().st_size for part in file.parent.iterdir())
             lines = sum(len(read_keys(keys)) for keys in file.parent.glob(f"*{KEYS}"))
-            rows.append({"store": file.parent.name} | found | {"rows": lines, "megabytes": round(size / 1e6)})
+            rows.append({"store": file.parent.name} | named | {"rows": lines, "megabytes": round(size / 1e6)})
         return pd.DataFrame(rows, columns=["store", "backbone", "image_size", "rows", "megabytes"])
 
     def free(self, name: str) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mpfm_kedro.atomic import replacing
 from mpfm_kedro.backbones import dinov2
-from mpfm_kedro.backbones.networks import check_name, random_network
+from mpfm_kedro.backbones.networks import bare_network, check_name
 from mpfm_kedro.backbones.origins import KNOWN, Origin, origins_of, read_tensors
 from mpfm_kedro.errors import InputError
 
@@ -61,23 +61,21 @@ def obtain_weights(
     path = folder / f"{name}.safetensors"
     if weights_file is not None:
         return _use_file(name, path, weights_file)
-    cached = _read_cached(name, path)
-    return cached if cached is not None else _obtain(name, path, origins_of(name) if origins is None else origins)
+    return _read_cached(name, path) or _obtain(name, path, origins_of(name) if origins is None else origins)
 
 
 def file_owner(names: Sequence[str], file: Path) -> str:
     """Which of these backbones the user's file belongs to: the only one, or the one that it fits."""
-    if len(names) == 1:
-        return names[0]
     problems = []
-    for name in names:
+    for name in names if len(names) > 1 else ():
         try:
             check_fit(name, _read_file(name, file), str(file))
+            return name
         except InputError as error:
             problems.append(error.message)
-        else:
-            return name
-    raise InputError("\n".join(problems))
+    if problems:
+        raise InputError("\n".join(problems))
+    return names[0]
 
 
 def _read_file(name: str, file: Path) -> dict[str, Tensor]:
@@ -93,7 +91,7 @@ def _use_file(name: str, path: Path, file: Path) -> dict[str, Tensor]:
         logger.info("%s: digest %s is not the known one of %s; used as your own weights", file, found, name)
     elif _read_cached(name, path) is None:
         with replacing(path) as partial:
-            partial.write_bytes(_copy(name, tensors, str(file)))
+            _write(partial, name, tensors, str(file))
     return tensors
 
 
@@ -107,15 +105,14 @@ def _obtain(name: str, path: Path, origins: Sequence[Origin]) -> dict[str, Tenso
             try:
                 tensors, source = origin.fetch(name, Path(scratch))
             except InputError as error:
-                logger.info("%s: %s", origin.title, error.message)
                 answers.append(f"{origin.title}: {error.message}")
+                logger.info(answers[-1])
                 continue
             if name in KNOWN and (found := digest(tensors)) != KNOWN[name].digest:
-                raise InputError(
-                    f"{source}: the tensors have digest {found}, expected for {name} is {KNOWN[name].digest}"
-                )
+                expected = f"expected for {name} is {KNOWN[name].digest}"
+                raise InputError(f"{source}: the tensors have digest {found}, {expected}")
             check_fit(name, tensors, source)
-            partial.write_bytes(_copy(name, tensors, source))
+            _write(partial, name, tensors, source)
             logger.info("Weights of %s from %s cached as %s", name, source, path)
             return tensors
         tried = "".join(f"\n  {number}. {answer}" for number, answer in enumerate(answers, 1))
@@ -125,22 +122,21 @@ def _obtain(name: str, path: Path, origins: Sequence[Origin]) -> dict[str, Tenso
         )
 
 
-def _copy(name: str, tensors: dict[str, Tensor], source: str) -> bytes:
-    return save(tensors, {"name": name, "digest": digest(tensors), "origin": source})
+def _write(file: Path, name: str, tensors: dict[str, Tensor], source: str) -> None:
+    file.write_bytes(save(tensors, {"name": name, "digest": digest(tensors), "origin": source}))
 
 
 def _read_cached(name: str, path: Path) -> dict[str, Tensor] | None:
+    if not path.is_file():
+        return None
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
+            expected = KNOWN[name].digest if name in KNOWN else (file.metadata() or {}).get("digest")
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
     except (OSError, SafetensorError) as error:
         logger.warning("The cached copy %s cannot be read (%s) and is obtained again", path, error)
         return None
-    found, expected = digest(tensors), KNOWN[name].digest if name in KNOWN else metadata.get("digest")
-    if found == expected:
+    if (found := digest(tensors)) == expected:
         return tensors
     logger.warning("The cached copy %s has digest %s instead of %s and is obtained again", path, found, expected)
     return None
@@ -149,7 +145,7 @@ def _read_cached(name: str, path: Path) -> dict[str, Tensor] | None:
 def check_fit(name: str, tensors: Mapping[str, Tensor], source: str) -> None:
     """Refuse tensors whose names or shapes are not those of the network."""
     try:
-        random_network(name).load_state_dict(tensors)
+        bare_network(name).load_state_dict(tensors, assign=True)
     except (RuntimeError, ValueError) as error:  # the latter of MNASNet, which asks for the version of the file
         first, *problems = str(error).splitlines()
         reason = shorten(" ".join(problems) or first, PROBLEMS)

@@ -35,7 +35,7 @@ class FeaturesDataset(PathDataset):
         return replace(self._locate(table, first), beside=tuple(self._locate(table, raw) for raw in others))
 
     def _locate(self, table: pd.DataFrame, raw: dict[str, Any]) -> Features:
-        if set(raw) != {part.name for part in fields(FeatureSpec)}:
+        if set(raw) != {part.name for part in fields(FeatureSpec)} or "item" not in table:
             raise InputError(f"{self.path} is of another version; replace it with kedro run --pipelines=features")
         spec: dict[str, Any] = {name: tuple(part) if isinstance(part, list) else part for name, part in raw.items()}
         return Features.locate(table, FeatureStore(self._root).open(FeatureSpec(**spec)))

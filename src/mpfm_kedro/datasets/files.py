@@ -19,8 +19,8 @@ from mpfm_kedro.datasets.previews import show_curves, show_table
 from mpfm_kedro.errors import InputError
 
 # a class may be called 007; all other columns of a CSV table are numbers
-TEXTS = ["dataset", "category", "setting", "known_class", "defect_class", "run", "method", "verdict", "sample", "note"]
-TEXTS += ["name", "status", "images", "problem", "path", "decision", "flagged_by", "box", "error"]
+TEXTS = ["dataset", "category", "setting", "known_class", "tested_class", "defect_class", "run", "method", "verdict"]
+TEXTS += ["sample", "note", "name", "status", "images", "problem", "path", "decision", "flagged_by", "box", "error"]
 FILE_LINK = re.compile(r'href="(file://[^"]+)"')
 
 

@@ -94,15 +94,15 @@ class SummariesDataset(PathDataset):
         return select(file, [*names, "n_seeds"], REBUILD_HINT).dropna(subset="auc_mean").to_dict("records")
 
 
-class LastPredictionsDataset(PathDataset):
-    """The table of the last prediction; empty where there was none."""
+class EarlierPredictionsDataset(PathDataset):
+    """The tables of all batches that were predicted, an image once; empty where there was none."""
 
     def load(self) -> pd.DataFrame:
-        """Its paths, scores, decisions and errors."""
-        columns = ["path", "score", "decision", "error"]
-        if not self.path.is_file():
-            return pd.DataFrame(columns=columns)
-        return select(self.path, columns, "run kedro run --pipelines=predict again")
+        """Paths and errors."""
+        files, columns = sorted(self.path.glob("*/predictions.csv")), ["path", "error"]
+        tables = [select(file, columns, "delete it, or predict again") for file in files]
+        table = pd.concat([pd.DataFrame(columns=columns), *tables], ignore_index=True)
+        return table.drop_duplicates("path", keep="last")
 
 
 def select(file: Path, columns: list[str], advice: str) -> pd.DataFrame:

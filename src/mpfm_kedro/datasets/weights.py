@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mpfm_kedro.backbones.features import BackboneWeights
 from mpfm_kedro.datasets.files import PathDataset
-
-
-@dataclass(frozen=True, eq=False)
-class BackboneWeights:
-    """The weights of a backbone (tensors by name), with the digest that names them."""
-
-    name: str
-    digest: str
-    tensors: Mapping[str, Any]
 
 
 class BackboneWeightsDataset(PathDataset):

@@ -1,4 +1,4 @@
-"""What all detectors share: training data, artefacts, scores, and the interface of baselines and references.
+"""What all detectors share: training data, artefacts, scores, and the interface.
 
 MPFM is fitted in three stages, whose fits are kept; of baselines and references the scores are.
 """
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from mpfm_kedro.backbones.rows import FeatureRows
 
 DEFAULT_MEMORY = 2 << 30
-IMAGES_PER_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -29,10 +28,23 @@ class TrainingData:
     normals: FeatureRows
     pseudo: FeatureRows  # source: position of the normal
     anomalies: FeatureRows  # source: position of the known anomaly
+    items: np.ndarray | None = None  # a number for the item of each normal and known anomaly (n + M,), or all differ
 
     def of_backbone(self, number: int) -> TrainingData:
         """The same images in one of the backbones, 0 is the first."""
-        return TrainingData(*(rows.of_backbone(number) for rows in (self.normals, self.pseudo, self.anomalies)))
+        normals, pseudo, anomalies = (part.of_backbone(number) for part in (self.normals, self.pseudo, self.anomalies))
+        return TrainingData(normals, pseudo, anomalies, self.items)
+
+    @property
+    def normal_items(self) -> np.ndarray:
+        """The item of each normal (n,)."""
+        return (np.arange(len(self.normals)) if self.items is None else self.items)[: len(self.normals)]
+
+    @property
+    def anomaly_items(self) -> np.ndarray:
+        """The item of each known anomaly (M,)."""
+        n, m = len(self.normals), self.n_known
+        return (np.arange(n + m) if self.items is None else self.items)[n : n + m]
 
     @property
     def n_known(self) -> int:
@@ -67,7 +79,7 @@ class Scores:
     mode: np.ndarray | None = None  # the most probable mode of each sample, (n,)
 
 
-class Checkpoint(Protocol):
+class StateStore(Protocol):
     """Where an interrupted fit stores its state."""
 
     def load(self) -> Artefact | None:
@@ -83,18 +95,26 @@ class Context:
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     memory: int = DEFAULT_MEMORY
-    checkpoint: Checkpoint | None = None
+    checkpoint: StateStore | None = None
 
 
 class Detector(nn.Module, ABC):
-    """A detector on stored features of the frozen backbone; what it has learned is its ``state_dict()``.
+    """A detector on stored features of the frozen backbone; what it has learned is its ``state_dict()``."""
 
-    ``forward`` gives the scores (B,) of stored features, one argument for each name in ``reads``.
+    @abstractmethod
+    def score_samples(self, rows: FeatureRows) -> Scores:
+        """Score samples by their features, in batches that are bounded in memory."""
 
-    Raise the version when a change of the code changes the numbers (tests/test_golden_numbers.py).
+    def position_scores(self, rows: FeatureRows) -> np.ndarray | None:
+        """Where the score comes from, (n, H', W'); None if the detector does not localise."""
+        return None
 
-    Args:
-        steps: of a detector that is trained step by step; others ignore it.
+
+class Baseline(Detector):
+    """A baseline or reference; ``forward`` gives the scores (B,) of one argument for each name in ``reads``.
+
+    Raise the version when a change of the code changes the numbers (tests/test_golden_numbers.py). Only those that are
+    trained step by step read ``steps``.
     """
 
     name: ClassVar[str]  # its row in the tables
@@ -120,9 +140,9 @@ class Detector(nn.Module, ABC):
 
     @torch.no_grad()
     def score_samples(self, rows: FeatureRows) -> Scores:
-        """Score samples by their features, in batches that are bounded in memory."""
+        """Score samples by their features."""
         device, scores = next(self.buffers()).device, []
-        for part in rows.slices(IMAGES_PER_BATCH, self.bytes_per_image(rows)):
+        for part in rows.slices(bytes_per_image=self.bytes_per_image(rows)):
             scores.append(self(*(read_stored(kind, rows, part).to(device) for kind in self.reads)).cpu())
         return Scores(torch.cat(scores).numpy())
 

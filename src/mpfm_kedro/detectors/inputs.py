@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mpfm_kedro.backbones.rows import FeatureRows
-from mpfm_kedro.detectors.base import IMAGES_PER_BATCH, Context, read_stored
+from mpfm_kedro.backbones.rows import IMAGES_PER_BATCH, FeatureRows
+from mpfm_kedro.detectors.base import Context, read_stored
 
 LEAST_SPREAD = 0.05
 FARTHEST = 1e4  # fits half precision
@@ -125,6 +125,6 @@ def _channels_last(stored: Tensor) -> Tensor:
 
 def _mean(kind: str, rows: FeatureRows, of: Callable[[Tensor], Tensor]) -> Tensor:
     """Mean over all rows and positions, (d,); in double precision across batches."""
-    batches = (of(_channels_last(read_stored(kind, rows, part))) for part in rows.slices(IMAGES_PER_BATCH))
+    batches = (of(_channels_last(read_stored(kind, rows, part))) for part in rows.slices())
     sums = torch.stack([len(x) * x.flatten(0, -2).mean(0).double() for x in batches])
     return (sums.sum(0) / len(rows)).float()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpfm_kedro.detectors.base import Detector
+from mpfm_kedro.detectors.base import Baseline
 from mpfm_kedro.detectors.baselines.ahl import AHL
 from mpfm_kedro.detectors.baselines.devnet import DevNet
 from mpfm_kedro.detectors.baselines.dpdl import DPDL
@@ -21,14 +21,14 @@ from mpfm_kedro.detectors.baselines.saoe import SAOE
 from mpfm_kedro.errors import InputError
 
 
-def baselines() -> list[type[Detector]]:
+def baselines() -> list[type[Baseline]]:
     """Rebuilt baselines, then references."""
-    rebuilt: list[type[Detector]] = [DevNet, FLOS, SAOE, MLEP, DRA, AHL, DPDL]
-    unsupervised: list[type[Detector]] = [Mahalanobis, MixtureOfModes, NearestNormals, PatchNeighbours]
+    rebuilt: list[type[Baseline]] = [DevNet, FLOS, SAOE, MLEP, DRA, AHL, DPDL]
+    unsupervised: list[type[Baseline]] = [Mahalanobis, MixtureOfModes, NearestNormals, PatchNeighbours]
     return [*rebuilt, *unsupervised, LogisticRegression, LogisticRegressionAndMahalanobis]
 
 
-def baseline(name: str) -> type[Detector]:
+def baseline(name: str) -> type[Baseline]:
     """The baseline or reference of this name."""
     by_name = {detector.name: detector for detector in baselines()}
     if name not in by_name:

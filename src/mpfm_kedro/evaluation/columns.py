@@ -28,11 +28,5 @@ PART_COLUMNS = ["score_g", "score_a", "score_r", "score_n"]
 SCORES = [*RUN, "method", "sample", "label", "score", *PART_COLUMNS, "mode"]
 COSTS = [*TRIAL, "seconds"]
 
-MEASURES = ["auc_mean", "auc_std", "ap_mean", "ap_std"]
-SUMMARY = [*CELL_METHOD, *MEASURES, "n_seeds", "seconds"]
-SETTING_SUMMARY = ["dataset", "category", "method", "known_class", "n_anomalies", *MEASURES, "n_seeds"]
 PIXEL_MEASURES = ["pixel_auroc", "aupro", "pixel_f1"]  # where there are masks; other tables lack these columns
 RECALLS = {"recall_1": 0.01, "recall_5": 0.05}  # and the share of false alarms
-MORE_MEASURES = [*PIXEL_MEASURES, *RECALLS]  # after all other columns
-MORE_SUMMARY = [f"{name}_{kind}" for name in MORE_MEASURES for kind in ("mean", "std")]
-WITHOUT_REPEATS = [*CELL_METHOD, *MEASURES, "n_seeds", "excluded"]

@@ -1,17 +1,20 @@
-"""Confidence intervals of the difference between two methods, over seeds and test samples together."""
+"""Confidence intervals of recalls and of differences between two methods, over seeds and test samples together."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.stats import norm, t
 
-from mpfm_kedro.evaluation.columns import CELL, CELL_METHOD, RUN, TRAINED, TRIAL, UNTRAINED
+from mpfm_kedro.evaluation.columns import CELL, CELL_METHOD, RECALLS, RUN, TRAINED, TRIAL, UNTRAINED
 from mpfm_kedro.evaluation.measures import with_means
 
 DIFFERENCES = [*CELL_METHOD, "difference", "low", "high", "verdict"]
+ENDS = ("low", "high")
 LEVEL = 0.95
 
 
@@ -24,7 +27,7 @@ def paired_differences(
 ) -> pd.DataFrame:
     """Mean AUC of every other method minus that of ``baseline``, with a 95 % interval, by cell.
 
-    Two sources of variance add up. Test samples: each bootstrap draw weights the items, which are the groups that
+    Two sources of variance add up. Test samples: each bootstrap draw weights the items that
     ``samples`` names (without it, every sample is its own item). An item has one weight for all its pieces, normal and
     anomalous, and all methods, seeds and known classes see the same draw. Seeds: the standard error of the mean over
     them, by Student's t, as a few seeds tell little of their own spread. ``verdict`` is better or worse than the
@@ -32,14 +35,12 @@ def paired_differences(
 
     Args:
         scores: one row per trial and test sample.
-        samples: the sample table, for the groups.
+        samples: the sample table, for the items.
         baseline: the method to compare with.
         draws: number of bootstrap draws.
         seed: of the draws.
     """
-    groups = None if samples is None else samples.set_index("sample_id")["group"]
-    drawn = _drawn_aucs(scores, groups, draws, seed)
-    values = list(range(draws + 1))
+    drawn, values = _draw(scores, samples, weighted_aucs, draws, seed), list(range(draws + 1))
     rows: list[dict[Any, Any]] = []
     for cell, part in with_means(drawn, values).groupby(CELL, sort=False):
         aucs = {method: own.set_index("seed")[values] for method, own in part.groupby("method", sort=False)}
@@ -56,6 +57,29 @@ def paired_differences(
 def gain_of_known_anomalies(scores: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
     """What known anomalies add to the AUC of MPFM: that of MPFM minus that of MPFM without any, by cell."""
     return paired_differences(scores, samples, baseline=UNTRAINED)
+
+
+def recall_intervals(
+    scores: pd.DataFrame, samples: pd.DataFrame | None = None, draws: int = 1000, seed: int = 0
+) -> pd.DataFrame:
+    """95 % intervals of the mean recalls, over seeds and test samples as ``paired_differences``, by cell and method.
+
+    None is narrower than Wilson's for the anomalies that one run tests: where all are found, they are in every draw.
+    """
+    rows: dict[Any, dict[str, Any]] = {}
+    values = list(range(draws + 1))
+    for name, rate in RECALLS.items():
+        drawn = _draw(scores, samples, partial(weighted_recalls, rate=rate), draws, seed)
+        for cell, part in with_means(drawn, [*values, "tested"], skipna=False).groupby(CELL_METHOD, sort=False):
+            row, defined = rows.setdefault(cell, dict(zip(CELL_METHOD, cell, strict=True))), part.dropna(subset=0)
+            if len(defined):
+                share, half = _mean_and_half_width(defined[values].to_numpy())
+                low, high = _wilson(share, defined["tested"].mean())
+                row[f"{name}_low"], row[f"{name}_high"] = (
+                    max(0.0, min(low, share - half)),
+                    min(1.0, max(high, share + half)),
+                )
+    return pd.DataFrame(rows.values(), columns=[*CELL_METHOD, *(f"{name}_{end}" for name in RECALLS for end in ENDS)])
 
 
 def weighted_aucs(
@@ -81,23 +105,41 @@ def weighted_aucs(
         return beaten / 2 / pairs
 
 
-def _drawn_aucs(scores: pd.DataFrame, groups: pd.Series | None, draws: int, seed: int) -> pd.DataFrame:
-    """One row per trial: the AUC (column 0) and those of the draws (columns 1 to ``draws``)."""
-    described, aucs = [], []
+def weighted_recalls(
+    normals: np.ndarray, anomalies: np.ndarray, normal_weights: np.ndarray, anomaly_weights: np.ndarray, rate: float
+) -> np.ndarray:
+    """``recall_at`` of weighted samples for every draw, (D,); shapes as in ``weighted_aucs``."""
+    if rate * len(normals) < 1:
+        return np.full(normal_weights.shape[1], np.nan)
+    order, rank = np.argsort(-normals), np.argsort(-anomalies)
+    alarms = np.cumsum(normal_weights[order], axis=0, dtype=np.float64)
+    allowed = (alarms <= rate * alarms[-1] + 1e-9).sum(axis=0)
+    found = np.searchsorted(-anomalies[rank], -normals[order][allowed])
+    hits = np.pad(np.cumsum(anomaly_weights[rank], axis=0, dtype=np.float64), ((1, 0), (0, 0)))
+    with np.errstate(invalid="ignore"):
+        return hits[found, np.arange(len(found))] / hits[-1]
+
+
+def _draw(
+    scores: pd.DataFrame, samples: pd.DataFrame | None, measure: Callable[..., np.ndarray], draws: int, seed: int
+) -> pd.DataFrame:
+    """One row per trial: the measure (column 0), those of the draws (1 to ``draws``), how many anomalies are tested."""
+    groups = None if samples is None else samples.set_index("sample_id")["item"]
+    tables = []
     experiments = scores.groupby(["dataset", "category", "setting"], sort=False)
-    for place, (_, experiment) in enumerate(experiments):
-        described.append(experiment.drop_duplicates(TRIAL)[[*RUN, "method"]])
+    for position, (_, experiment) in enumerate(experiments):
         item = experiment["sample"] if groups is None else experiment["sample"].map(groups)
         number, items = pd.factorize(item, sort=True)
         score, normal = experiment["score"].to_numpy(), (experiment["label"] == 0).to_numpy()
         with_normals = np.isin(np.arange(len(items)), number[normal])
-        weights = _item_weights(with_normals, draws, np.random.default_rng([seed, place]))
+        weights = _item_weights(with_normals, draws, np.random.default_rng([seed, position]))
         trial = experiment.groupby(TRIAL, sort=False).ngroup().to_numpy()
-        for current in range(trial.max() + 1):
-            normals, anomalies = (np.flatnonzero((trial == current) & kind) for kind in (normal, ~normal))
-            drawn = weights[number[normals]], weights[number[anomalies]]
-            aucs.append(weighted_aucs(score[normals], score[anomalies], *drawn))
-    return pd.concat([pd.concat(described, ignore_index=True), pd.DataFrame(np.stack(aucs))], axis=1)
+        tested = [[np.flatnonzero((trial == i) & kind) for kind in (normal, ~normal)] for i in range(trial.max() + 1)]
+        drawn = [measure(*(score[rows] for rows in both), *(weights[number[rows]] for rows in both)) for both in tested]
+        described = experiment.drop_duplicates(TRIAL)[[*RUN, "method"]].reset_index(drop=True)
+        described["tested"] = [len(anomalies) for _, anomalies in tested]
+        tables.append(pd.concat([described, pd.DataFrame(np.stack(drawn))], axis=1))
+    return pd.concat(tables, ignore_index=True)
 
 
 def _item_weights(with_normals: np.ndarray, draws: int, rng: np.random.Generator) -> np.ndarray:
@@ -114,10 +156,22 @@ def _item_weights(with_normals: np.ndarray, draws: int, rng: np.random.Generator
 
 def _interval(difference: np.ndarray) -> dict[str, Any]:
     """Mean, interval and verdict of differences (seeds, 1 + draws), of which the first column is the measured one."""
-    n, mean = len(difference), float(difference[:, 0].mean())
-    tail = (1 + LEVEL) / 2
-    of_samples = norm.ppf(tail) * np.nanstd(difference[:, 1:].mean(axis=0))
-    of_seeds = t.ppf(tail, n - 1) * difference[:, 0].std(ddof=1) / np.sqrt(n) if n > 1 else 0.0
-    half = float(np.hypot(of_samples, of_seeds))
-    verdict = "undecided" if n < 2 or abs(mean) <= half else "better" if mean > 0 else "worse"
+    mean, half = _mean_and_half_width(difference)
+    verdict = "undecided" if len(difference) < 2 or abs(mean) <= half else "better" if mean > 0 else "worse"
     return {"difference": mean, "low": mean - half, "high": mean + half, "verdict": verdict}
+
+
+def _mean_and_half_width(values: np.ndarray) -> tuple[float, float]:
+    """Mean over seeds of the measured column, and half of its interval, of values (seeds, 1 + draws)."""
+    n, tail = len(values), (1 + LEVEL) / 2
+    of_samples = norm.ppf(tail) * np.nanstd(values[:, 1:].mean(axis=0))
+    of_seeds = t.ppf(tail, n - 1) * values[:, 0].std(ddof=1) / np.sqrt(n) if n > 1 else 0.0
+    return float(values[:, 0].mean()), float(np.hypot(of_samples, of_seeds))
+
+
+def _wilson(share: float, n: float) -> tuple[float, float]:
+    """Wilson's interval of a share of n observations."""
+    z = norm.ppf((1 + LEVEL) / 2)
+    centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
+    return centre - half, centre + half

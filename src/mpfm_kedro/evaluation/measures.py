@@ -20,21 +20,23 @@ from mpfm_kedro.evaluation.columns import (
     CELL_METHOD,
     COSTS,
     EXPERIMENT,
-    MEASURES,
-    MORE_MEASURES,
-    MORE_SUMMARY,
     PIXEL_MEASURES,
     RECALLS,
     RUN,
-    SETTING_SUMMARY,
-    SUMMARY,
     TRAINED,
     TRIAL,
     UNTRAINED,
-    WITHOUT_REPEATS,
 )
 from mpfm_kedro.sources.repeats import content
 
+MEASURES = ["auc_mean", "auc_std", "ap_mean", "ap_std"]
+MORE_MEASURES = [*PIXEL_MEASURES, *RECALLS]
+MORE_SUMMARY = [f"{name}_{kind}" for name in MORE_MEASURES for kind in ("mean", "std", "low", "high")]  # come last
+SUMMARY = [*CELL_METHOD, *MEASURES, "n_seeds", "seconds"]
+SETTING_SUMMARY = ["dataset", "category", "method", "known_class", "n_anomalies", *MEASURES, "n_seeds"]
+TESTED = [*CELL_METHOD, "tested_class", "n_test_anomalies_mean", "n_seeds", "auc_mean", "auc_std"]
+TESTED += [f"{name}_{kind}" for name in RECALLS for kind in ("mean", "std")]
+WITHOUT_REPEATS = [*CELL_METHOD, *MEASURES, "n_seeds", "excluded"]
 SHORT_NAMES = {TRAINED: "", AT_STEP_0: "_step_0", UNTRAINED: "_unsupervised", AS_PRINTED: "_as_published"}
 LAST = "\uffff"  # sorts after every name
 
@@ -72,10 +74,11 @@ def recall_at(normals: NDArray, anomalies: NDArray, rate: float) -> float:
     """Share of the tested anomalies above the threshold that at most the share ``rate`` of the tested normals exceeds.
 
     The threshold is measured on the test normals themselves. It says what is found where false alarms are rare, and
-    not what a threshold finds that was set on other normals; with fewer than 1 / rate normals, it is their maximum.
+    not what a threshold finds that was set on other normals. Undefined with fewer than 1 / rate normals, none of which
+    may exceed it: their maximum is the threshold of another rate.
     """
     allowed = int(rate * len(normals) + 1e-9)
-    return float((anomalies > np.sort(normals)[-1 - allowed]).mean())
+    return float((anomalies > np.sort(normals)[-1 - allowed]).mean()) if allowed else np.nan
 
 
 def check_complete(run_metrics: pd.DataFrame) -> None:
@@ -90,25 +93,40 @@ def check_complete(run_metrics: pd.DataFrame) -> None:
                 )
 
 
-def summarise(run_metrics: pd.DataFrame) -> pd.DataFrame:
-    """Mean and standard deviation over seeds of every cell and method, and seconds per run.
+def summarise(run_metrics: pd.DataFrame, intervals: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Mean and standard deviation over seeds of every cell and method, seconds per run, intervals of the recalls.
 
     Cells with ``mean`` as known class or category are means over these; their ± is the standard deviation over seeds
     of that mean. Methods keep their order.
     """
-    values = ["auc", "ap", *_present(MORE_MEASURES, run_metrics)]
-    run_metrics = as_numbers(run_metrics, values)
-    summary = over_seeds(run_metrics, *values)
+    summary = over_seeds(run_metrics, *_present(["auc", "ap", *MORE_MEASURES], run_metrics))
     if "seconds" in run_metrics:
         by = [*EXPERIMENT, "method", "n_anomalies"]
         summary = summary.merge(run_metrics.groupby(by)["seconds"].mean().reset_index(), on=by, how="left")
+    if intervals is not None:
+        summary = summary.merge(intervals, on=CELL_METHOD, how="left")
     return summary.reindex(columns=SUMMARY + _present(MORE_SUMMARY, summary))
 
 
-def summarise_setting(run_metrics: pd.DataFrame) -> pd.DataFrame:
+def summarise_setting(run_metrics: pd.DataFrame, intervals: pd.DataFrame | None = None) -> pd.DataFrame:
     """The summary of one setting in the columns of its ``summary.csv``."""
-    summary = summarise(run_metrics)
+    summary = summarise(run_metrics, intervals)
     return summary[SETTING_SUMMARY + _present(MORE_SUMMARY, summary)]
+
+
+def summarise_tested_classes(scores: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
+    """AUC and recall on the anomalies of every tested class alone, against all tested normals, by cell and method.
+
+    In the hard setting ``known_class`` is the class that MPFM learned from, and ``tested_class`` never is that class;
+    with ``mean`` as known class it is the mean over all that it was tested with.
+    """
+    tested = scores["sample"].map(samples.set_index("sample_id")["defect_class"]).where(scores["label"] == 1)
+    tables = []
+    for name in sorted(tested.dropna().unique()):
+        trials = scores[tested.isna() | (tested == name)].groupby(TRIAL, sort=False)
+        measured = pd.DataFrame([describe(part) | measures(part) for _, part in trials]).dropna(subset="auc")
+        tables.append(over_seeds(measured, "auc", *RECALLS, "n_test_anomalies").assign(tested_class=name))
+    return pd.concat(tables)[TESTED] if tables else pd.DataFrame(columns=TESTED)
 
 
 def summarise_without_repeats(scores: pd.DataFrame, runs: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
@@ -142,10 +160,10 @@ def as_metrics(summary: pd.DataFrame) -> dict[str, float]:
 
     They are means over seeds, and over categories and known classes where there are several. Undefined ones are absent.
     """
-    names = ["auc", "ap", *(name for name in [*RECALLS, *PIXEL_MEASURES] if f"{name}_mean" in summary)]
+    names = [name for name in ("auc", "ap", *MORE_MEASURES) if f"{name}_mean" in summary]
     return {
         f"{name}_M{row['n_anomalies']}{SHORT_NAMES.get(row['method'], '_' + row['method'])}": row[f"{name}_mean"]
-        for row in overall(with_numbers(summary)).to_dict("records")
+        for row in overall(summary).to_dict("records")
         for name in names
         if not np.isnan(row[f"{name}_mean"])
     }
@@ -159,33 +177,26 @@ def overall(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def with_numbers(summary: pd.DataFrame) -> pd.DataFrame:
-    """The measures of a summary as numbers."""
-    return as_numbers(summary, MEASURES + _present(MORE_SUMMARY, summary))
-
-
-def as_numbers(table: pd.DataFrame, names: list[str]) -> pd.DataFrame:
-    """Some columns as numbers: an undefined one comes back from a CSV file as an empty text."""
-    return table.assign(**{name: pd.to_numeric(table[name]) for name in names})
-
-
 def over_seeds(run_metrics: pd.DataFrame, *values: str) -> pd.DataFrame:
     """Mean and (population) standard deviation over seeds of ``values``, by cell and method, in the order of tables."""
-    groups = with_means(run_metrics, list(values)).groupby(CELL_METHOD, sort=False)
+    groups = with_means(run_metrics, list(values), skipna=False).groupby(CELL_METHOD, sort=False)
     means, deviations = groups[list(values)].mean(), groups[list(values)].std(ddof=0)
     summary = means.add_suffix("_mean").join(deviations.add_suffix("_std")).assign(n_seeds=groups["seed"].nunique())
     return _in_order(summary.reset_index(), run_metrics["method"].unique())
 
 
-def with_means(run_metrics: pd.DataFrame, values: list[Any]) -> pd.DataFrame:
-    """Rows by trial, and for every seed the means of ``values`` over known classes and categories."""
+def with_means(run_metrics: pd.DataFrame, values: list[Any], skipna: bool = True) -> pd.DataFrame:
+    """Rows by trial, and for every seed the means of ``values`` over known classes and categories.
+
+    Without ``skipna``, a mean is undefined where one of its values is: that of the others would not compare.
+    """
     tables = []
     for _, part in run_metrics.groupby(EXPERIMENT, sort=False):
         tables.append(part)
         for column in ("known_class", "category"):
             if part[column].nunique() > 1:
                 keys = [name for name in [*CELL_METHOD, "seed"] if name != column]
-                means = tables[-1].groupby(keys, sort=False)[values].mean().reset_index()
+                means = tables[-1].groupby(keys, sort=False)[values].mean(skipna=skipna).reset_index()
                 tables.append(means.assign(**{column: "mean"}))
     return pd.concat(tables, ignore_index=True)
 

@@ -10,7 +10,8 @@ from importlib.resources import files
 
 import pandas as pd
 
-from mpfm_kedro.evaluation.columns import CELL, CELL_METHOD, SUMMARY, TRAINED
+from mpfm_kedro.evaluation.columns import CELL, CELL_METHOD, TRAINED
+from mpfm_kedro.evaluation.measures import SUMMARY
 
 PUBLISHED = " (published)"
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from joblib import Parallel, delayed
 from PIL import Image
 
 from mpfm_kedro.atomic import load_table, replacing, save_table
@@ -39,13 +36,11 @@ def dhash(pixels: Pixels, crop: str = "") -> str:
     Copies that were scaled or compressed again differ in few bits. An image of one colour has no such bits, and
     would be like every other one: it gets "". Deep values are scaled by those of the image: no hash depends on others.
     """
-    if isinstance(pixels, Image.Image):
-        part = cut(pixels, crop)
-        grey = part if part.mode == "L" else to_rgb(part).convert("L")
-    elif pixels.min() == pixels.max():
-        return ""
-    else:
-        grey = cut(scale(pixels, float(pixels.min()), float(pixels.max())), crop).convert("L")
+    if not isinstance(pixels, Image.Image):
+        lowest, highest = float(pixels.min()), float(pixels.max())
+        pixels = scale(pixels, lowest, highest if highest > lowest else lowest + 1)
+    part = cut(pixels, crop)
+    grey = part if part.mode == "L" else to_rgb(part).convert("L")
     darkest, lightest = grey.getextrema()
     if darkest == lightest:
         return ""
@@ -111,7 +106,7 @@ class ImageLoader:
             result |= describe(pixels, done)
             return [result | {"dhash": dhash(pixels, crop)} for crop in crops]
         except Exception as error:  # parsers of damaged files let any error through
-            return [result | {"problem": f"{type(error).__name__}: {error}"} for _ in crops]
+            return [result | {"problem": f"{type(error).__name__}: {error}"}] * len(crops)
 
     def examine_all(self, paths: list[str], processes: int, crops: list[str] | None = None) -> pd.DataFrame:
         """Examine files, or crops of them, in several processes; the rows are in the order of ``paths``.
@@ -152,18 +147,16 @@ class ImageLoader:
     def _examine_files(self, files: pd.DataFrame, processes: int) -> pd.DataFrame:
         """Rows in the order of ``files``; each file is read once for all its crops."""
         crops_of = {str(path): crops.tolist() for path, crops in files.groupby("path", sort=False)["crop"]}
-        found: dict[tuple[str, str], dict[str, Any]] = {}
-        with progress("Checking images", len(crops_of), "images") as bar, ExitStack() as stack:
-            in_order: Callable[..., Iterator[list[dict[str, Any]]]] = map
-            if processes > 1 and len(crops_of) > 2 * FILES_PER_TASK:
-                pool = stack.enter_context(ProcessPoolExecutor(processes, mp_context=get_context("forkserver")))
-                in_order = partial(pool.map, chunksize=FILES_PER_TASK)
-            examined = in_order(self.examine_crops, crops_of, crops_of.values())
-            for (path, crops), results in zip(crops_of.items(), examined, strict=True):
-                found.update(((path, crop), result) for crop, result in zip(crops, results, strict=True))
+        jobs = processes if len(crops_of) > 2 * FILES_PER_TASK else 1
+        examine = Parallel(jobs, batch_size=FILES_PER_TASK, return_as="generator")
+        results = examine(delayed(self.examine_crops)(path, crops) for path, crops in crops_of.items())
+        checked: dict[tuple[str, str], dict[str, Any]] = {}
+        with progress("Checking images", len(crops_of), "images") as bar:
+            for (path, crops), rows in zip(crops_of.items(), results, strict=True):
+                checked.update(((path, crop), row) for crop, row in zip(crops, rows, strict=True))
                 bar.advance()
         keys = zip(files["path"], files["crop"], strict=True)
-        return pd.DataFrame([found[key] for key in keys], columns=CHECKED)
+        return pd.DataFrame([checked[key] for key in keys], columns=CHECKED)
 
     def _stat(self, path: str) -> tuple[int, int]:
         """Size and date of a file, -1 for a missing one."""

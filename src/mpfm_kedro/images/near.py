@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
+
+from mpfm_kedro.sources.repeats import unreadable
 
 # Of 256 bits. On real images: scaled and compressed copies differ in 0 to 8, images that only look alike in more
 # (solar cells of one type from about 6 on).
@@ -36,3 +39,12 @@ def near_sets(hashes: Sequence[str], max_distance: int = MAX_DISTANCE) -> np.nda
         _, component = connected_components(edges, directed=False)
         first = np.unique(component, return_index=True)[1][component]
     return first[position]
+
+
+def near_copies(samples: pd.DataFrame) -> pd.Series:
+    """The set of each sample, those of its near copies in its category; an image of one colour is like no other."""
+    sets = samples["sample_id"].copy()
+    hashed = samples[~unreadable(samples) & (samples["dhash"] != "")]
+    for category, hashes in hashed.groupby("category")["dhash"]:
+        sets[hashes.index] = f"{category}|" + pd.Series(near_sets(hashes.tolist()), hashes.index).astype(str)
+    return sets

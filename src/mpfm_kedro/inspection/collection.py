@@ -68,7 +68,7 @@ class Collection:
                 raise InputError(f"The collection {self.folder} names {file!r}, which is outside of it")
             row = sample(dataset, str(self.folder / file), label, CLASS if label else "", category=category)
             name = f"collection/{file}"
-            rows.append(row | {"sample_id": name, "group": name, "split": "anomaly" if label else "train"})
+            rows.append(row | {"sample_id": name, "item": name, "split": "anomaly" if label else "train"})
         table = sample_table(rows)
         checked = images.examine_all(table["path"].tolist(), processes=1).reset_index(drop=True)
         hashes = dict(zip(self.table["file"], self.table["content_hash"], strict=True))

@@ -23,7 +23,7 @@ from scipy.ndimage import gaussian_filter1d
 from torch import Tensor, nn
 
 from mpfm_kedro.atomic import replacing_folder
-from mpfm_kedro.backbones.building import build_backbone
+from mpfm_kedro.backbones.networks import build_backbone
 from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.position_maps import FINER, SIGMA, resize

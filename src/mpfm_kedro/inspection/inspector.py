@@ -21,8 +21,9 @@ from PIL import Image
 from torch import Tensor
 
 from mpfm_kedro.atomic import first_line
-from mpfm_kedro.backbones.building import build_backbone
-from mpfm_kedro.backbones.extraction import Backbone, autocast, images_per_batch
+from mpfm_kedro.backbones.backbone import Backbone
+from mpfm_kedro.backbones.extraction import autocast
+from mpfm_kedro.backbones.networks import build_backbone
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.compute import torch_device
 from mpfm_kedro.detectors.mpfm.calibration import PARTS
@@ -117,7 +118,7 @@ class Inspector:
     def batch_size(self) -> int:
         """Images per batch."""
         pairs = zip(self._backbones, self.sizes, strict=True)
-        return min(images_per_batch(backbone, size, BATCH) for backbone, size in pairs)
+        return min(backbone.images_per_batch(size, BATCH) for backbone, size in pairs)
 
     def predict(self, image: ImageLike, threshold: Threshold | None = None) -> Prediction:
         """The prediction for one image: a path, an array (H, W), (H, W, 3) or a PIL image."""

@@ -12,7 +12,7 @@ from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.images.position_maps import smooth_maps
 from mpfm_kedro.images.views import ORIGINAL
 from mpfm_kedro.inspection.heat_maps import overlay, scale, to_jpeg
-from mpfm_kedro.inspection.production import ProductionFit, calibrate
+from mpfm_kedro.inspection.production import ProductionFit, score_held_out
 from mpfm_kedro.inspection.thresholds import DEFECTIVE, choose_threshold, decide
 from mpfm_kedro.protocol.data import select
 
@@ -30,7 +30,7 @@ def find_mistakes(
 
     ``scores`` has sample, label and score of the test samples of the run that MPFM was fitted for.
     """
-    held_out, limits = calibrate(fit, device)
+    held_out, limits = score_held_out(fit, device)
     threshold = choose_threshold(held_out.item_scores, rate, confidence)
     rows = fit.samples.set_index("sample_id").loc[scores["sample"]]
     table = scores[["sample", "label", "score"]].assign(defect_class=rows["defect_class"].to_numpy())

@@ -3,7 +3,7 @@
     card.json               what the model is, where it comes from, its thresholds, and SHA-256 of the other files
     detector.safetensors    the fitted detector
     backbone.safetensors    the weights of the backbone (backbone_2 … for further ones)
-    calibration.safetensors scores of held-out normals and known anomalies
+    calibration.parquet     scores of held-out normals and known anomalies
     gallery.safetensors     features of images that the model has learned from, and
     gallery.parquet         their names, classes and thumbnails
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays 
 
     from mpfm_kedro.detectors.base import Artefact
 
-FORMAT = 6  # of the folder; others are refused
-CARD, DETECTOR, CALIBRATION = "card.json", "detector.safetensors", "calibration.safetensors"
+FORMAT = 7  # of the folder; others are refused
+CARD, DETECTOR, CALIBRATION = "card.json", "detector.safetensors", "calibration.parquet"
 GALLERY, GALLERY_FEATURES = "gallery.parquet", "gallery.safetensors"
 MAX_SIZE = 4096  # pixels of a side
 FIT_HINT = "kedro run --pipelines=fit makes a model"
@@ -44,16 +44,29 @@ FIT_HINT = "kedro run --pipelines=fit makes a model"
 
 @dataclass(frozen=True)
 class HeldOutScores:
-    """Scores by detectors of cross-fitting, each of images that it was fitted without."""
+    """Scores by detectors of cross-fitting, each of images that it was fitted without.
 
-    normal_scores: np.ndarray  # (n,)
-    normal_items: np.ndarray  # the item of each normal (n,); images of one item are one observation
-    anomaly_scores: np.ndarray  # of original known anomalies (m,) that were ever held out
+    Args:
+        table: sample_id, label, defect_class, item, score and ``PART_COLUMNS`` of all normals and of the original
+            known anomalies that were ever held out. Images of one item are one observation.
+    """
+
+    table: pd.DataFrame
+
+    @property
+    def normals(self) -> pd.DataFrame:
+        """The rows of normals."""
+        return self.table[self.table["label"] == 0]
+
+    @property
+    def anomalies(self) -> pd.DataFrame:
+        """The rows of known anomalies."""
+        return self.table[self.table["label"] == 1]
 
     @property
     def item_scores(self) -> np.ndarray:
         """The largest score of each normal item."""
-        return item_scores(self.normal_scores, self.normal_items)
+        return item_scores(self.normals["score"], self.normals["item"].to_numpy())
 
 
 @dataclass(frozen=True)
@@ -89,8 +102,7 @@ def save_model(model: Model, folder: Path, like: Path | None = None) -> None:
         for number, weights in enumerate(model.backbones):
             tensors = {name: value.contiguous() for name, value in weights.items()}
             (partial / backbone_file(number)).write_bytes(save(tensors))
-        arrays = {name: np.ascontiguousarray(value) for name, value in vars(model.calibration).items()}
-        (partial / CALIBRATION).write_bytes(save_arrays(arrays))
+        model.calibration.table.to_parquet(partial / CALIBRATION)
         (partial / GALLERY_FEATURES).write_bytes(save_arrays({"z": model.gallery.z.astype(np.float16)}))
         model.gallery.table.to_parquet(partial / GALLERY)
         files = {file.name: file_digest(file) for file in sorted(partial.iterdir())}
@@ -164,7 +176,13 @@ def _read_model(folder: Path, card: dict[str, Any]) -> Model:
     for key, value in stored.tensors.items():
         name, _, own = key.partition("/")
         detector[name].tensors[own] = value
-    return Model(card, detector, backbones, HeldOutScores(**load_arrays(folder / CALIBRATION)), gallery)
+    return Model(card, detector, backbones, HeldOutScores(pd.read_parquet(folder / CALIBRATION)), gallery)
+
+
+def describe_origin(card: Mapping[str, Any]) -> str:
+    """What a model was made from, for people."""
+    name, data = " ".join(filter(None, [card["dataset"], card["category"]])), card["data"]
+    return f"model of {name} ({data['normals']:,} normals, {data['anomalies']:,} known anomalies)"
 
 
 def model_digest(card: Mapping[str, Any]) -> str:

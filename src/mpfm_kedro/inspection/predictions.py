@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from mpfm_kedro.progress import progress
 logger = logging.getLogger(__name__)
 COLUMNS = ["path", "score", "p_value", "decision", "mode", *PART_COLUMNS, "flagged_by", "box", "area", "error"]
 ERROR = "error"
+TABLE, OVERLAYS = "predictions.csv", "overlays"  # in the folder of a batch
 OVERLAY_SIDE = 640
 
 
@@ -58,7 +58,6 @@ def predict_files(
     paths = [os.path.abspath(file) for file in files]  # noqa: PTH100, Path.resolve would follow links
     known = log.read(set(paths), STATE + LOGGED)
     drawing = Drawing(inspector, overlays, threshold, which)
-    drawing.delete_those_of_other_models()
     remaining = [path for path in paths if _is_new(path, known.get(path)) or drawing.is_missing(path, known[path])]
     if remaining:
         logger.info("%d of %d images are to be predicted", len(remaining), len(files))
@@ -88,8 +87,8 @@ def _tabulate(
 
 def overlay_path(folder: Path, card: Mapping[str, Any], file: Path | str) -> Path:
     """Where the overlay of a file is; each model has its own."""
-    name = hashlib.sha256(os.fsencode(os.path.abspath(file))).hexdigest()[:20]  # noqa: PTH100, likewise
-    return folder / model_digest(card) / f"{name}.jpg"
+    name = os.fsencode(model_digest(card) + os.path.abspath(file))  # noqa: PTH100, likewise
+    return folder / f"{hashlib.sha256(name).hexdigest()[:20]}.jpg"
 
 
 @dataclass(frozen=True)
@@ -115,13 +114,6 @@ class Drawing:
         content = to_jpeg(self.inspector.overlay(path, prediction), OVERLAY_SIDE)
         with replacing(overlay_path(self.folder, self.inspector.card, path)) as file:
             file.write_bytes(content)
-
-    def delete_those_of_other_models(self) -> None:
-        """Delete overlays of other models."""
-        if self.folder is not None and self.folder.is_dir():
-            for other in self.folder.iterdir():
-                if other.name != model_digest(self.inspector.card):
-                    shutil.rmtree(other) if other.is_dir() else other.unlink()
 
     def _is_shown(self, decision: str) -> bool:
         return self.which == "all" or (self.which == "flagged" and decision != GOOD)

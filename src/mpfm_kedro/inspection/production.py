@@ -15,21 +15,24 @@ from torch import Tensor
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.detectors.base import Artefact
 from mpfm_kedro.detectors.mpfm.detector import MPFMDetector, keep_final, load, load_fold_models
+from mpfm_kedro.detectors.mpfm.model import MPFMOutput
+from mpfm_kedro.evaluation.columns import PART_COLUMNS
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.position_maps import smooth_maps
 from mpfm_kedro.images.views import ORIGINAL
 from mpfm_kedro.inspection.heat_maps import find_limits, to_jpeg
 from mpfm_kedro.inspection.model import FORMAT, Gallery, HeldOutScores, Model
-from mpfm_kedro.inspection.thresholds import choose_threshold, describe_guarantee, miss_rate
+from mpfm_kedro.inspection.operating_points import advise, count_misses
+from mpfm_kedro.inspection.thresholds import choose_threshold, describe_guarantee
 from mpfm_kedro.progress import progress
 from mpfm_kedro.protocol.data import select, training_data
 from mpfm_kedro.provenance import code_revision, library_versions
 from mpfm_kedro.sources import SOURCES
-from mpfm_kedro.sources.repeats import joined_groups
 
 MAX_MAPS = 1000  # of held-out normals, that the scale of heat maps rests on
 MAX_IN_GALLERY = 1000  # normals, and as many anomalies
 THUMBNAIL = 96
+SCORE_COLUMNS = ["score", *PART_COLUMNS]
 Value = TypeVar("Value")
 LICENCES = {
     "resnet18": "BSD-3-Clause (torchvision), trained on ImageNet",
@@ -58,7 +61,7 @@ def make_model(
     device: torch.device,
 ) -> Model:
     """The production model with its card; its guarantee rests on detectors of cross-fitting."""
-    calibration, (low, high) = calibrate(fit, device)
+    calibration, (low, high) = score_held_out(fit, device)
     detector = load(fit.pieces, device)
     card = describe_model(fit, evaluation, learned) | {"heat_map": {"low": low, "high": high}}
     card |= describe_threshold(calibration, false_alarm_rate, confidence)
@@ -66,35 +69,42 @@ def make_model(
     return Model(card, keep_final(fit.pieces), weights, calibration, make_gallery(fit, detector))
 
 
-def calibrate(fit: ProductionFit, device: torch.device) -> tuple[HeldOutScores, tuple[float, float]]:
+def score_held_out(fit: ProductionFit, device: torch.device) -> tuple[HeldOutScores, tuple[float, float]]:
     """Scores of held-out normals and anomalies, and the limits of heat maps: percentiles of the held-out normals'."""
     data = training_data(fit.run, fit.features)
-    fold_models = load_fold_models(fit.pieces, data.anomalies.source, fit.run["seed"], device)
-    items = dict(zip(fit.samples["sample_id"], joined_groups(fit.samples), strict=True))
-    items_of_normals = np.array([items[sample] for sample in fit.run["train_normals"]])
-    scores, owners, anomalies, maps = [], [], [np.empty(0)], []
+    fold_models = load_fold_models(fit.pieces, data, fit.run["seed"], device)
+    samples = fit.samples.set_index("sample_id")[["label", "defect_class", "item"]]
+    normals, known = (np.array(fit.run[name]) for name in ("train_normals", "known_anomalies"))
+    tables, maps = [], []
     share = min(1.0, MAX_MAPS / max(1, sum(len(fold.normals) for fold in fold_models)))
     with progress("Scoring held-out images", len(fold_models), "rounds") as bar:
         for fold in fold_models:
             result = fold.detector.inspect(data.normals.take(fold.normals))
-            scores.append(result.score.double().numpy())
-            owners.append(items_of_normals[fold.normals])
             maps.append(smooth_maps(result.positions[: max(1, round(share * len(result.positions)))].numpy()).ravel())
-            originals = fold.anomalies[fold.anomalies < data.n_known]
-            anomalies.append(fold.detector.score_samples(data.anomalies.take(originals)).score)
+            tables.append(_scored(normals[fold.normals], result))
+            if len(originals := fold.anomalies[fold.anomalies < data.n_known]):
+                tables.append(_scored(known[originals], fold.detector.inspect(data.anomalies.take(originals))))
             bar.advance()
-    held_out = HeldOutScores(np.concatenate(scores), np.concatenate(owners), np.concatenate(anomalies))
-    return held_out, find_limits(np.concatenate(maps))
+    held_out = pd.concat(tables, ignore_index=True)
+    described = samples.loc[held_out["sample_id"]].reset_index()
+    return HeldOutScores(pd.concat([described, held_out[SCORE_COLUMNS]], axis=1)), find_limits(np.concatenate(maps))
+
+
+def _scored(sample_ids: np.ndarray, result: MPFMOutput) -> pd.DataFrame:
+    """Score and parts of some samples."""
+    values = np.column_stack([result.score.double(), result.parts.double()])
+    return pd.DataFrame(values, columns=SCORE_COLUMNS).assign(sample_id=sample_ids)
 
 
 def describe_threshold(held_out: HeldOutScores, false_alarm_rate: float, confidence: float) -> dict[str, Any]:
     """What the card says of thresholds: for one rate here, for any other from the held-out scores."""
     threshold = choose_threshold(held_out.item_scores, false_alarm_rate, confidence)
-    known = held_out.anomaly_scores
+    misses = count_misses(held_out, false_alarm_rate, confidence)
     return {
         "threshold": asdict(threshold),
-        "misses": asdict(miss_rate(known, threshold.defective, confidence)) if len(known) else None,
-        "guarantee": describe_guarantee(threshold, known),
+        "misses": misses.to_dict("records"),
+        "guarantee": describe_guarantee(threshold, held_out.anomalies["score"]),
+        "advice": advise(misses, false_alarm_rate),
     }
 
 

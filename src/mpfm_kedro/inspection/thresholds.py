@@ -58,7 +58,7 @@ class MissRate:
 
 
 def choose_threshold(
-    scores: ArrayLike, rate: float, confidence: float, groups: Sequence[object] | NDArray | None = None
+    scores: ArrayLike, rate: float, confidence: float, items: Sequence[object] | NDArray | None = None
 ) -> Threshold:
     """The thresholds of a false-alarm rate.
 
@@ -69,11 +69,11 @@ def choose_threshold(
         scores: of held-out normals (n,), higher for anomalies.
         rate: share of normal items that may be called defective, between 0 and 1.
         confidence: of the guarantee, from 0.5 to below 1.
-        groups: the item of each score (n,); by default every score is an item. An item is called defective if any of
+        items: the item of each score (n,); by default every score is an item. An item is called defective if any of
             its images is, so its largest score is one observation.
     """
     _check(rate, confidence)
-    descending = np.sort(item_scores(scores, groups))[::-1]
+    descending = np.sort(item_scores(scores, items))[::-1]
     n = len(descending)
     k = np.arange(1, n + 1)
     within = betainc(k, n + 1 - k, rate)  # P(F_k ≤ rate), falls with k
@@ -102,14 +102,14 @@ def least_rate(n_normals: int, confidence: float) -> float:
     return -math.expm1(math.log1p(-confidence) / n_normals)
 
 
-def item_scores(scores: ArrayLike, groups: Sequence[object] | NDArray | None = None) -> Floats:
+def item_scores(scores: ArrayLike, items: Sequence[object] | NDArray | None = None) -> Floats:
     """The largest score of each item (n_items,)."""
     values = _finite(scores, "scores of normals")
-    if groups is None:
+    if items is None:
         return values
-    if len(groups) != len(values):
-        raise InputError(f"{len(groups)} groups for {len(values)} scores of normals; there must be one for each")
-    return np.asarray(pd.Series(values).groupby(np.asarray(groups)).max(), dtype=np.float64)
+    if len(items) != len(values):
+        raise InputError(f"{len(items)} items for {len(values)} scores of normals; there must be one for each")
+    return np.asarray(pd.Series(values).groupby(np.asarray(items)).max(), dtype=np.float64)
 
 
 def decide(scores: ArrayLike, threshold: Threshold) -> NDArray[np.str_]:
@@ -147,24 +147,25 @@ def describe_guarantee(threshold: Threshold, anomaly_scores: ArrayLike = ()) -> 
     if not threshold.is_achievable:
         needed = least_normals(threshold.rate, threshold.confidence)
         sentences.append(
-            f"{_percent(threshold.rate)} cannot be guaranteed: {needed:,} held-out normal items are needed."
+            f"{percent(threshold.rate)} cannot be guaranteed: {needed:,} held-out normal items are needed."
         )
     sentences.append(
-        f"With {_percent(threshold.confidence, 6)} confidence at most {_percent(threshold.rate_guaranteed)} of future "
-        f"normal items are called defective ({_percent(threshold.rate_expected)} on average). This rests on "
+        f"With {percent(threshold.confidence, 6)} confidence at most {percent(threshold.rate_guaranteed)} of future "
+        f"normal items are called defective ({percent(threshold.rate_expected)} on average). This rests on "
         f"{threshold.n_normals:,} held-out normal item{'s' * (threshold.n_normals != 1)}, and is valid while normal "
         "items do not change."
     )
     if np.size(anomaly_scores):
         missed = miss_rate(anomaly_scores, threshold.defective, threshold.confidence)
         sentences.append(
-            f"{missed.n_missed:,} of {missed.n_anomalies:,} known defects are missed: {_percent(missed.rate)}, "
-            f"{_percent(missed.confidence, 6)} interval {_percent(missed.low)} to {_percent(missed.high)}."
+            f"{missed.n_missed:,} of {missed.n_anomalies:,} known defects are missed: {percent(missed.rate)}, "
+            f"{percent(missed.confidence, 6)} interval {percent(missed.low)} to {percent(missed.high)}."
         )
     return " ".join(sentences)
 
 
-def _percent(share: float, digits: int = 3) -> str:
+def percent(share: float, digits: int = 3) -> str:
+    """A share in so many digits."""
     return f"{100 * share:.{digits}g} %"
 
 

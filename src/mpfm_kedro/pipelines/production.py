@@ -7,15 +7,15 @@ from functools import partial
 from kedro.pipeline import Pipeline, node
 from kedro.pipeline.node import Node
 
-from mpfm_kedro.pipelines import ingestion
-from mpfm_kedro.pipelines.evaluation.nodes import evaluate_study
-from mpfm_kedro.pipelines.export.nodes import export_network
+from mpfm_kedro.pipelines import audit, ingestion
+from mpfm_kedro.pipelines.evaluation import evaluate_study
+from mpfm_kedro.pipelines.export import export_network
 from mpfm_kedro.pipelines.features.nodes import plan_mpfm_features
 from mpfm_kedro.pipelines.fit.nodes import assemble_model, gather_samples, keep_model, summarise_model
 from mpfm_kedro.pipelines.learn.nodes import add_images, compare_predictions, summarise_learning
 from mpfm_kedro.pipelines.predict.nodes import predict_images, summarise_predictions
-from mpfm_kedro.pipelines.runs.nodes import draw_learning_runs, draw_production_run
-from mpfm_kedro.pipelines.scoring.nodes import score_images
+from mpfm_kedro.pipelines.runs import draw_learning_runs, draw_production_run
+from mpfm_kedro.pipelines.scoring import score_images
 from mpfm_kedro.pipelines.studies import mpfm_stages, study_node
 from mpfm_kedro.reports.model import write_card
 from mpfm_kedro.reports.predictions import write_page
@@ -23,16 +23,17 @@ from mpfm_kedro.reports.predictions import write_page
 
 def create_fit() -> Pipeline:
     """From raw images to a model folder: all normals and all known anomalies, none of which is kept for a test."""
-    return ingestion.create_pipeline() + Pipeline(_production())
+    return ingestion.create_pipeline() + audit.create_pipeline() + Pipeline(_production())
 
 
 def _production() -> list[Node]:
     """From a sample table and a collection to a model folder."""
     new = partial(study_node, "production")
+    gathered = ["samples", "collection", "images", "params:ingestion"]
     extracted = ["production_samples", "images", "backbone_weights", "params:features", "params:compute"]
     read = ["production_samples", "models", "production_features", "images", "backbone_weights", "setting_summaries"]
     return [
-        new(gather_samples, ["samples", "collection", "images"], "production_samples", name="gather_samples"),
+        new(gather_samples, gathered, "production_samples", name="gather_samples"),
         new(plan_mpfm_features, extracted, "production_features", name="extract_features"),
         new(draw_production_run, ["production_samples", "params:protocol"], "runs", name="draw_runs"),
         *mpfm_stages("production", "production_features"),
@@ -46,12 +47,12 @@ def _production() -> list[Node]:
 def create_predict() -> Pipeline:
     """From images to a table and a page."""
     new = partial(study_node, "predictions")
-    read = ["production_model", "prediction_log", "overlays", "params:inspection", "params:ingestion"]
+    read = ["production_model", "prediction_log", "batch_folder", "params:inspection", "params:ingestion"]
     return Pipeline(
         [
             new(predict_images, ["params:images", *read, "params:device"], "summary", name="predict_images"),
-            new(summarise_predictions, "summary", "summary_text", name="summarise_predictions"),
-            new(write_page, ["summary", *read, "gallery"], "report", name="write_page"),
+            new(summarise_predictions, ["summary", "production_model"], "summary_text", name="summarise_predictions"),
+            new(write_page, ["summary", *read], "report", name="write_page"),
         ]
     )
 
@@ -67,7 +68,7 @@ def _learning() -> list[Node]:
     """The general setting before and after; earlier predictions by both models."""
     new = partial(study_node, "learning")
     both = ["replaced_model", "production_model"]
-    compared = [*both, "last_predictions", "prediction_log", "params:inspection", "params:ingestion"]
+    compared = [*both, "earlier_predictions", "prediction_log", "params:inspection", "params:ingestion"]
     scored = ["scores", "pixel_measures", "costs"]
     tested = ["models", "production_features", "production_samples", "images", "params:compute"]
     drawn = ["samples", "production_samples", "params:protocol"]
@@ -75,7 +76,7 @@ def _learning() -> list[Node]:
         new(draw_learning_runs, drawn, "runs", name="learning_draw_runs"),
         *mpfm_stages("learning", "production_features", "learning_"),
         new(score_images, tested, scored, name="learning_score_images"),
-        new(evaluate_study, scored, ["run_metrics", "summary"], name="learning_evaluate"),
+        new(evaluate_study, [*scored, "production_samples"], ["run_metrics", "summary"], name="learning_evaluate"),
         new(compare_predictions, [*compared, "params:device"], "changes", name="compare_predictions"),
         new(summarise_learning, [*both, "changes", "run_metrics"], "summary_text", name="summarise_learning"),
     ]

@@ -12,23 +12,19 @@ from mpfm_kedro.evaluation.false_alarms import false_alarms_by_mode, separation
 from mpfm_kedro.evaluation.intervals import paired_differences
 from mpfm_kedro.evaluation.published import load_published, load_published_ablation
 from mpfm_kedro.evaluation.ranks import rank_methods
-from mpfm_kedro.pipelines import audit, features, ingestion
-from mpfm_kedro.pipelines.evaluation.nodes import evaluate, evaluate_study
-from mpfm_kedro.pipelines.mpfm.nodes import calibrate_scores, initialise_prototypes, train_mpfm
-from mpfm_kedro.pipelines.reporting import nodes as reporting
-from mpfm_kedro.pipelines.runs import nodes as runs
-from mpfm_kedro.pipelines.scoring.nodes import score_compared, score_images
-from mpfm_kedro.reports.ablation import ablation_table, write_ablation
+from mpfm_kedro.pipelines import audit, features, ingestion, reporting, runs
+from mpfm_kedro.pipelines.evaluation import evaluate, evaluate_study
+from mpfm_kedro.pipelines.mpfm import calibrate_scores, initialise_prototypes, train_mpfm
+from mpfm_kedro.pipelines.scoring import score_compared, score_images
 from mpfm_kedro.reports.comparison import comparison_table, write_comparison
-from mpfm_kedro.reports.rank_figure import draw_ranks
-from mpfm_kedro.reports.sensitivity import sensitivity_table, write_sensitivity
 from mpfm_kedro.reports.study import describe_study, gather_cells, printed_cells, write_study
-from mpfm_kedro.reports.study_figures import draw_ablation, draw_comparison, draw_sensitivity
+from mpfm_kedro.reports.study_figures import draw_ablation, draw_comparison, draw_ranks, draw_sensitivity
+from mpfm_kedro.reports.variants import ablation_table, sensitivity_table, write_ablation, write_sensitivity
 
 # datasets without the name of a study
 SHARED = {"samples", "images", "features", "backbone_weights", "study_plan", "compared"}
 SHARED |= {"production_samples", "production_features", "production_model", "collection", "setting_summaries"}
-SHARED |= {"prediction_log", "overlays", "gallery", "export_folder", "replaced_model", "last_predictions"}
+SHARED |= {"prediction_log", "batch_folder", "export_folder", "replaced_model", "earlier_predictions"}
 PROTOCOL = ["samples", "params:protocol"]
 SCORED = ["models", "features", "samples", "images", "params:compute"]
 
@@ -57,7 +53,7 @@ def create_setting(setting: str) -> Pipeline:
         new(score_images, SCORED, [*scored, "costs"], name="score_images"),
         new(evaluate, [*scored, "runs", "samples"], ["evaluation", "metrics"], name="evaluate"),
         new(reporting.describe_models, described, "description", name="describe_models"),
-        new(reporting.draw_figures, shown, "figures", name="draw_figures"),
+        new(reporting.draw_figures, shown, ["figures", "curves"], name="draw_figures"),
         new(reporting.write_setting, shown, ["report", "summary_text"], name="write_report"),
     ]
     return _compose(nodes)
@@ -153,7 +149,7 @@ def _create_study(name: str, draw: Node, report: list[Node]) -> Pipeline:
         draw,
         *mpfm_stages(name),
         score,
-        new(evaluate_study, scored, ["run_metrics", "summary"], name="evaluate"),
+        new(evaluate_study, [*scored, "samples"], ["run_metrics", "summary"], name="evaluate"),
         new(origin, ["parameters", "runs", "features"], "origin", name="describe_origin"),
         *report,
     ]

@@ -25,11 +25,13 @@ def training_data(run: dict[str, Any], features: Features) -> TrainingData:
 
     normals = np.array(run["train_normals"])
     known = features.index["sample_id"].isin(run["known_anomalies"])
+    samples = [*run["train_normals"], *run["known_anomalies"]]
     augmented = sorted(set(features.index["view"][known]) - {ORIGINAL})
     return TrainingData(
         normals=select(features, normals, [ORIGINAL]),
         pseudo=select(features, normals, features.views(CUTMIX)),
         anomalies=select(features, np.array(run["known_anomalies"]), [ORIGINAL, *augmented]),
+        items=features.items(samples),
     )
 
 
@@ -52,6 +54,8 @@ def contents(sample_ids: Iterable[str], features: Features, views: list[str] | N
 
 
 def learned_digest(sample_ids: tuple[str, ...], pseudo: bool, features: Features) -> str:
-    """Names what training samples show, in all views, with pseudo-anomalies or without."""
+    """Names what training samples show and which are of one item, in all views, with pseudo-anomalies or without."""
     views = None if pseudo else [view for view in features.index["view"].unique() if not view.startswith(CUTMIX)]
-    return key_digest({"samples": sample_ids, "contents": contents(sample_ids, features, views)})
+    items = features.items(sample_ids).tolist()
+    described = {"samples": sample_ids, "contents": contents(sample_ids, features, views)}
+    return key_digest(described | ({"items": items} if len(set(items)) < len(items) else {}))

@@ -1,6 +1,6 @@
 """The run table: which samples train and which test, for every cell of an experiment.
 
-With ``group_split`` no item (a commutator, a piece of fabric, an image and its copies) is on both sides of a run. The
+With ``split_by_item`` no item (a commutator, a piece of fabric, an image and its copies) is on both sides of a run. The
 draws stay as they are without it; then every test sample whose item is among the run's training normals or its pool of
 known anomalies leaves the test set. So an anomaly of a training item may be known and is never tested, and the test
 set is still the same for every M up to ten.
@@ -17,14 +17,14 @@ import numpy as np
 import pandas as pd
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.parameters import ProtocolParameters
-from mpfm_kedro.sources.repeats import joined_groups
+from mpfm_kedro.parameters import AUTO, ProtocolParameters
+from mpfm_kedro.sources import splits_by_item
 
 logger = logging.getLogger(__name__)
 POOL = 10
 PRODUCTION, LEARNING = "production", "learning"
 MIN_CLASS_SIZE = 10
-Items = Mapping[str, int]
+Items = Mapping[str, str]
 
 
 class NoHardSettingError(InputError):
@@ -39,7 +39,7 @@ def make_general_runs(samples: pd.DataFrame, protocol: ProtocolParameters) -> pd
     a single one, M is 0: there are only normals to learn from.
     """
     rows = []
-    items = _items(samples) if protocol.group_split else None
+    items = _items(samples, protocol)
     for category, part in _readable(samples).groupby("category"):
         anomalies, name = _ids(part, "anomaly"), str(category) or str(part["dataset"].iloc[0])
         pools: dict[int, int] = {}  # by M; a pool that shrinks can make two of them one
@@ -65,7 +65,7 @@ def make_hard_runs(samples: pd.DataFrame, protocol: ProtocolParameters) -> pd.Da
         NoHardSettingError: There are no two classes of anomalies, or no class is large enough.
     """
     rows = []
-    items = _items(samples) if protocol.group_split else None
+    items = _items(samples, protocol)
     several = samples["category"].nunique() > 1
     for category, part in _readable(samples).groupby("category"):
         name = str(category) or str(part["dataset"].iloc[0])
@@ -136,15 +136,14 @@ def make_learning_runs(samples: pd.DataFrame, learned: pd.DataFrame, seed: int) 
 
     Args:
         samples: the sample table with its split.
-        learned: images that were learned: sample_id, label and content_hash; what shows the same is not tested.
+        learned: images that were learned: sample_id, label and item; no image of these items is tested.
         seed: of the draw of the other known anomalies.
     """
-    one = ProtocolParameters(known_class="all", n_anomalies=[POOL], n_seeds=1, first_seed=seed, group_split=False)
+    one = ProtocolParameters(known_class="all", n_anomalies=[POOL], n_seeds=1, first_seed=seed, split_by_item=AUTO)
     (before,) = records(make_general_runs(samples, one))
-    shown = samples.set_index("sample_id")["content_hash"]
-    taken = set(learned["content_hash"])
+    items, taken = samples.set_index("sample_id")["item"], set(learned["item"])
     kinds = ("test_normals", "test_anomalies", "train_normals", "known_anomalies")
-    without = before | {kind: [sample for sample in before[kind] if shown[sample] not in taken] for kind in kinds}
+    without = before | {kind: [sample for sample in before[kind] if items[sample] not in taken] for kind in kinds}
     normal = learned["label"] == 0
     after = without | {
         "train_normals": [*without["train_normals"], *learned["sample_id"][normal]],
@@ -173,9 +172,10 @@ def records(runs: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(k): list(v) if isinstance(v, np.ndarray) else v for k, v in row.items()} for row in rows]
 
 
-def _items(samples: pd.DataFrame) -> Items:
-    """The item of each sample; items that share an image are one."""
-    return dict(zip(samples["sample_id"], joined_groups(samples), strict=True))
+def _items(samples: pd.DataFrame, protocol: ProtocolParameters) -> Items | None:
+    """The item of each sample, where no item may be on both sides."""
+    by_item = splits_by_item(samples, protocol.split_by_item)
+    return dict(zip(samples["sample_id"], samples["item"], strict=True)) if by_item else None
 
 
 def _readable(samples: pd.DataFrame) -> pd.DataFrame:
@@ -279,7 +279,7 @@ def _of_other_items(
     for kind, remaining in kept.items():
         if tests[kind] and not remaining:
             raise InputError(
-                f"{name}: with ingestion.group_split no sample remains for {kind}: the items of all {len(tests[kind])} "
-                "are among the training normals or the pool of known anomalies"
+                f"{name}: with ingestion.split_by_item no sample remains for {kind}: all {len(tests[kind])} show items "
+                "that are among the training normals or the pool of known anomalies"
             )
     return kept

@@ -103,8 +103,7 @@ class ScoreTask(Task):
         values = {name: value for name, value in vars(detector.score_samples(rows)).items() if value is not None}
         tensors = {name: torch.from_numpy(np.asarray(value)) for name, value in values.items()}
         tensors["score"] = tensors["score"].double()
-        localise = getattr(detector, "position_scores", None)
-        maps = localise(rows) if self.tests.marked and localise is not None else None
+        maps = detector.position_scores(rows) if self.tests.marked else None
         if maps is not None:
             pixels = measure_maps(maps, self.tests.marked, self.tests.folder, self.tests.subsets)
             tensors["pixels"] = torch.from_numpy(pixels)

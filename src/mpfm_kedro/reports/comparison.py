@@ -7,20 +7,18 @@ from typing import Any
 import pandas as pd
 
 from mpfm_kedro.evaluation.columns import CELL, CELL_METHOD
-from mpfm_kedro.evaluation.measures import with_numbers
+from mpfm_kedro.reports.pages import write_mean
 from mpfm_kedro.reports.study_figures import draw_comparison
 from mpfm_kedro.reports.tables import (
-    COVERS,
     MARKS,
     MEASURE_TITLES,
+    Columns,
     Table,
-    by_category,
-    by_column,
-    column,
+    arrange,
     difference_table,
     emphasise,
-    mean_and_std,
-    side_by_side,
+    rows_of,
+    spread,
     value_tables,
     write_tables,
 )
@@ -33,18 +31,6 @@ HEADINGS = {
 }
 PLACES = {1: "best", 2: "second"}
 NOTED = "†"
-LEGEND = (
-    "AUC, mean ± standard deviation over seeds. Bold: best measured, underlined: second best. ▲ better, ▼ worse than "
-    "MPFM: the 95 % interval of the difference, over seeds and test samples, excludes zero; with many comparisons some "
-    "do by chance. The baselines' learning rates were chosen by training loss on ELPV."
-)
-REPORTED_SEEDS = range(5)
-REPORTED = (
-    "No default was chosen by the figures of these seeds, which were evaluated several times during development. "
-    "MPFM's defaults were chosen on other seeds of ELPV, AITEX, BrainMRI, HeadCT and MVTec AD's screw, whose test "
-    "images are largely the same."
-)
-DEVELOPMENT = "Seeds {} to {} include development seeds, on which defaults were chosen; seeds 0 to 4 are for reporting."
 
 
 def comparison_table(
@@ -57,7 +43,7 @@ def comparison_table(
     method, in as many rows as there are runs of it.
     """
     methods = trials[["method", "kind", "budget", "note"]].drop_duplicates("method")
-    own = with_numbers(summary).merge(differences, on=CELL_METHOD, how="left").merge(methods, on="method")
+    own = summary.merge(differences, on=CELL_METHOD, how="left").merge(methods, on="method")
     own["place"] = own.groupby(CELL)["auc_mean"].transform(_place)
     claimed = published.assign(kind="published")
     table = pd.concat([own, claimed], ignore_index=True) if len(claimed) else own
@@ -69,44 +55,44 @@ def comparison_table(
 
 def write_comparison(table: pd.DataFrame, origin: str, first_seed: int) -> tuple[str, str]:
     """The comparison as Markdown and as a page; ``origin`` says how it was made."""
-    last_seed = first_seed + int(table["n_seeds"].max()) - 1
-    reported = first_seed in REPORTED_SEEDS and last_seed in REPORTED_SEEDS
-    remarks = [origin, LEGEND, REPORTED if reported else DEVELOPMENT.format(first_seed, last_seed), COVERS]
-    figures = {f"AUC on {title} (hollow: published)": draw_comparison(part) for title, part in by_category(table)}
-    return write_tables("Comparison", comparison_tables(table), remarks, figures)
+    figures = {
+        f"AUC on {title} (hollow: published)": draw_comparison(rows_of(columns))
+        for title, columns in arrange(table).items()
+    }
+    seeds = {"first_seed": first_seed, "last_seed": first_seed + int(table["n_seeds"].max()) - 1}
+    return write_tables("Comparison", comparison_tables(table), figures, origin=origin, **seeds)
 
 
 def comparison_tables(table: pd.DataFrame) -> list[Table]:
-    """Two tables (AUC, differences) per dataset or category; the mean over categories comes first.
+    """AUC and differences of every dataset or category, the mean over categories first; then recall and pixel measures.
 
-    Tables of recall follow and, where there are masks, of the pixel measures, of the methods that have heat maps.
+    The latter are of methods that have heat maps, where there are masks.
     """
     tables = []
-    for title, part in by_category(table):
-        columns = by_column(part)
-        tables += [_auc_table(title, columns), *difference_table(title, columns)]
-    for title, name in MEASURE_TITLES.items():
-        if f"{name}_mean" in table:
-            tables += value_tables(table.dropna(subset=[f"{name}_mean"]), name, title)
+    for title, columns in arrange(table).items():
+        costs = rows_of(columns).groupby("method").agg({"seconds": "mean", "budget": "first"})
+        costs["seconds"] = costs["seconds"].map("{:.3g}".format).replace("nan", "")
+        costs = costs.rename(columns={"seconds": "seconds per run"})
+        tables += [auc_table(title, columns, costs), *difference_table(title, columns)]
+    for title, columns in arrange(table).items():
+        tables += value_tables(title, columns, MEASURE_TITLES)
     return tables
 
 
-def _auc_table(title: str, columns: dict[str, pd.DataFrame]) -> Table:
-    table = pd.concat(columns.values()).sort_index()  # without other published columns
+def auc_table(title: str, columns: Columns, more: pd.DataFrame) -> Table:
+    """AUC of the methods of each kind under its heading, and ``more`` of each method, with footnotes."""
     sections = {}
-    for kind, part in table.groupby("kind", sort=False):
-        costs = part.groupby("method").agg({"seconds": "mean", "budget": "first"}).reset_index()
-        shown = [column(name, own[own["kind"] == kind], write_auc) for name, own in columns.items()]
-        shown.append(column("seconds per run", costs, lambda row: f"{row['seconds']:.3g}".replace("nan", "")))
-        shown.append(column("budget", costs, lambda row: row["budget"]))
-        sections[HEADINGS[str(kind)]] = side_by_side(shown, part["method"].unique())
-    return Table(title, sections, footnotes(table))
+    for kind, heading in HEADINGS.items():
+        rows = spread({name: part[part["kind"] == kind] for name, part in columns.items()}, write_auc)
+        if len(rows):
+            sections[heading] = rows.join(more).fillna("")
+    return Table(title, sections, footnotes(rows_of(columns)))
 
 
 def write_auc(row: dict[Any, Any]) -> str:
     """AUC ± standard deviation with its marks."""
     marks = MARKS.get(row["verdict"], "") + (NOTED if row["note"] else "")
-    return emphasise(mean_and_std(row, "auc") + marks, row["place"])
+    return emphasise(write_mean(row, "auc") + marks, row["place"])
 
 
 def footnotes(table: pd.DataFrame) -> list[str]:

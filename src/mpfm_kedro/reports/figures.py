@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -48,45 +49,58 @@ class Panel(NamedTuple):
 
 
 def tabulate_roc_curves(scores: pd.DataFrame, run_metrics: pd.DataFrame) -> pd.DataFrame:
-    """The ROC curves of all cells with tested anomalies, also for `dvc plots`: mean over seeds, and their range.
+    """The ROC curves of all cells with tested anomalies: mean over seeds, and their range.
 
     One row per cell, method and share of ``false_alarms``: ``recall``, ``recall_low``, ``recall_high``, and the mean
     ``auc`` of the curve.
     """
     by_trial = dict(tuple(scores.groupby(["run", "method"])))
-    tables = []
+    tables = [pd.DataFrame(columns=[*PANEL, "method", "false_alarms", "recall"])]
     for key, own in run_metrics[run_metrics["auc"].notna()].groupby([*PANEL, "method"], sort=False):
         rates = np.stack([_true_positives(by_trial[run, method]) for run, method in own[["run", "method"]].to_numpy()])
         cell = pd.DataFrame(dict(zip([*PANEL, "method"], key, strict=True)), index=range(len(FALSE_POSITIVES)))
         curve = {"recall": rates.mean(0), "recall_low": rates.min(0), "recall_high": rates.max(0)}
         tables.append(cell.assign(false_alarms=FALSE_POSITIVES, **curve, auc=own["auc"].mean()))
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*PANEL, "method"])
+    return pd.concat(tables[1:] or tables, ignore_index=True)
 
 
-def tabulate_losses(history: pd.DataFrame) -> pd.DataFrame:
-    """The training curves for `dvc plots`: one row per ``epoch``, losses and prototype usage as means over runs."""
-    columns = [column for column in [*LOSSES, *USAGE] if column in history]
-    return history.groupby("epoch", as_index=False)[columns].mean()
+def tabulate_curves(roc: pd.DataFrame, history: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The curves for `dvc plots`: recall of each method, mean over cells, and the terms of the loss, mean over runs."""
+    losses = [name for name in LOSSES if name in history]
+    return {
+        "roc": roc.pivot_table("recall", "false_alarms", "method", sort=False).reset_index(),
+        "losses": history.groupby("epoch", as_index=False)[losses].mean(),
+    }
 
 
-def roc_panels(scores: pd.DataFrame, run_metrics: pd.DataFrame) -> list[Panel]:
+def list_panels(
+    scores: pd.DataFrame, roc: pd.DataFrame, history: pd.DataFrame, sampled_features: pd.DataFrame
+) -> dict[str, list[Panel]]:
+    """The panels of a setting by the name of their figure."""
+    return {
+        "roc_curves": roc_panels(roc),
+        "score_histograms": score_panels(scores),
+        "loss_curves": loss_panels(history),
+        "prototype_usage": usage_panels(history),
+        "sampled_features": sampled_panels(sampled_features),
+    }
+
+
+def roc_panels(roc: pd.DataFrame) -> list[Panel]:
     """ROC curves, one panel per cell with tested anomalies: mean over seeds of each method, their range as a band."""
 
-    def panel(cell: tuple, curves: dict[str, pd.DataFrame]) -> Panel:
-        def draw(axis: Axes) -> None:
-            axis.plot([0, 1], [0, 1], color="0.8", lw=0.8)
-            for method in [name for name in METHODS if name in curves]:
-                (colour, line), own = METHODS[method], curves[method]
-                rate, label = own["false_alarms"], f"{method}: AUC {own['auc'].iloc[0]:.3f}"
-                axis.fill_between(rate, own["recall_low"], own["recall_high"], color=colour, alpha=0.2, lw=0)
-                axis.plot(rate, own["recall"], color=colour, ls=line, lw=1.6, label=label)
-            axis.set(xlabel="false alarms among normals", ylabel="anomalies found", xlim=(0, 1), ylim=(0, 1.02))
-            axis.legend(loc="lower right", fontsize="small")
+    def draw(axis: Axes, part: pd.DataFrame) -> None:
+        axis.plot([0, 1], [0, 1], color="0.8", lw=0.8)
+        curves = dict(tuple(part.groupby("method")))
+        for method in [name for name in METHODS if name in curves]:
+            (colour, line), curve = METHODS[method], curves[method]
+            rate, label = curve["false_alarms"], f"{method}: AUC {curve['auc'].iloc[0]:.3f}"
+            axis.fill_between(rate, curve["recall_low"], curve["recall_high"], color=colour, alpha=0.2, lw=0)
+            axis.plot(rate, curve["recall"], color=colour, ls=line, lw=1.6, label=label)
+        axis.set(xlabel="false alarms among normals", ylabel="anomalies found", xlim=(0, 1), ylim=(0, 1.02))
+        axis.legend(loc="lower right", fontsize="small")
 
-        return Panel(_name(cell), draw)
-
-    cells = tabulate_roc_curves(scores, run_metrics).groupby(PANEL, sort=False)
-    return [panel(cell, {str(method): own for method, own in part.groupby("method")}) for cell, part in cells]
+    return [Panel(_name(cell), partial(draw, part=part)) for cell, part in roc.groupby(PANEL, sort=False)]
 
 
 def _true_positives(own: pd.DataFrame) -> np.ndarray:
@@ -99,26 +113,23 @@ def score_panels(scores: pd.DataFrame) -> list[Panel]:
     """Fused score and its four parts, normals against anomalies, over all runs of the trained model."""
     own = scores[scores["method"] == ours(scores["method"])]
 
-    def panel(column: str) -> Panel:
-        def draw(axis: Axes) -> None:
-            values = within_fences(own[column], own["label"] == 0)
-            bins = np.histogram_bin_edges(values, bins=50)
-            first, last = int((own[column] < values).any()), int((own[column] > values).any())  # bars of outliers
-            heights = []
-            for label, name, colour in ((0, "normal", NORMAL), (1, "anomaly", ANOMALY)):
-                part = values[own["label"] == label]
-                if part.empty:
-                    continue
-                height = np.histogram(part, bins, density=True)[0]
-                axis.stairs(height, bins, fill=True, color=colour, alpha=0.6, label=name)
-                heights.append(height[first : len(height) - last].max())
-            axis.set(yticks=[], ylabel="share of images", ylim=(0, 1.1 * max(heights) or None))
-            axis.legend(fontsize="small")
-
-        return Panel(column, draw)
+    def draw(axis: Axes, column: str) -> None:
+        values = within_fences(own[column], own["label"] == 0)
+        bins = np.histogram_bin_edges(values, bins=50)
+        first, last = int((own[column] < values).any()), int((own[column] > values).any())  # bars of outliers
+        heights = []
+        for label, name, colour in ((0, "normal", NORMAL), (1, "anomaly", ANOMALY)):
+            part = values[own["label"] == label]
+            if part.empty:
+                continue
+            height = np.histogram(part, bins, density=True)[0]
+            axis.stairs(height, bins, fill=True, color=colour, alpha=0.6, label=name)
+            heights.append(height[first : len(height) - last].max())
+        axis.set(yticks=[], ylabel="share of images", ylim=(0, 1.1 * max(heights) or None))
+        axis.legend(fontsize="small")
 
     used = [column for column in PART_COLUMNS if own[column].nunique() > 1]  # without known anomalies two are not
-    return [panel(column) for column in ["score", *used]]
+    return [Panel(column, partial(draw, column=column)) for column in ["score", *used]]
 
 
 def within_fences(values: pd.Series, normal: pd.Series) -> pd.Series:
@@ -131,30 +142,24 @@ def within_fences(values: pd.Series, normal: pd.Series) -> pd.Series:
 def loss_panels(history: pd.DataFrame) -> list[Panel]:
     """The seven terms of the objective and their sum over the epochs; mean and range over runs."""
 
-    def panel(term: str) -> Panel:
-        def draw(axis: Axes) -> None:
-            over_runs = history.groupby("epoch")[term]
-            axis.fill_between(over_runs.min().index, over_runs.min(), over_runs.max(), color=NORMAL, alpha=0.25, lw=0)
-            axis.plot(over_runs.mean(), color=NORMAL)
-            axis.set(xlabel="epoch", ylabel="loss")
+    def draw(axis: Axes, term: str) -> None:
+        over_runs = history.groupby("epoch")[term]
+        axis.fill_between(over_runs.min().index, over_runs.min(), over_runs.max(), color=NORMAL, alpha=0.25, lw=0)
+        axis.plot(over_runs.mean(), color=NORMAL)
+        axis.set(xlabel="epoch", ylabel="loss")
 
-        return Panel(f"loss of {term}", draw)
-
-    return [panel(term) for term in LOSSES if term in history]
+    return [Panel(f"loss of {term}", partial(draw, term=term)) for term in LOSSES if term in history]
 
 
 def usage_panels(history: pd.DataFrame) -> list[Panel]:
     """Used prototypes and the share of the mutual information over the epochs."""
 
-    def panel(column: str) -> Panel:
-        def draw(axis: Axes) -> None:
-            for _, part in history.groupby("run"):
-                axis.plot(part["epoch"], part[column], color=NORMAL, alpha=0.5, lw=0.8)
-            axis.set(xlabel="epoch")
+    def draw(axis: Axes, column: str) -> None:
+        for _, part in history.groupby("run"):
+            axis.plot(part["epoch"], part[column], color=NORMAL, alpha=0.5, lw=0.8)
+        axis.set(xlabel="epoch")
 
-        return Panel(column.replace("_", " "), draw)
-
-    return [panel(column) for column in USAGE if column in history]
+    return [Panel(column.replace("_", " "), partial(draw, column=column)) for column in USAGE if column in history]
 
 
 def sampled_panels(sampled_features: pd.DataFrame) -> list[Panel]:
@@ -170,48 +175,25 @@ def sampled_panels(sampled_features: pd.DataFrame) -> list[Panel]:
     return [Panel("features of normals", draw)]
 
 
-def draw_roc_curves(scores: pd.DataFrame, run_metrics: pd.DataFrame) -> Figure:
-    """The ROC curves of all cells."""
-    return _side_by_side(roc_panels(scores, run_metrics), "no anomaly was tested")
-
-
-def draw_score_histograms(scores: pd.DataFrame) -> Figure:
-    """How the scores of normals and anomalies are distributed."""
-    return _side_by_side(score_panels(scores))
-
-
-def draw_loss_curves(history: pd.DataFrame) -> Figure:
-    """The losses along training."""
-    return _side_by_side(loss_panels(history))
-
-
-def draw_prototype_usage(history: pd.DataFrame) -> Figure:
-    """How many prototypes the flow uses."""
-    return _side_by_side(usage_panels(history), "nothing was trained")
-
-
-def draw_sampled_features(sampled_features: pd.DataFrame) -> Figure:
-    """Sampled features of normals over real ones."""
-    return _side_by_side(sampled_panels(sampled_features))
-
-
-def _side_by_side(panels: list[Panel], otherwise: str = "nothing was trained") -> Figure:
+def draw_side_by_side(panels: list[Panel]) -> Figure:
     """All panels in one figure, or what to say if there is none."""
     figure, axes = grid(max(1, len(panels)))
     if not panels:
         axes[0].set_axis_off()
-        axes[0].text(0.5, 0.5, otherwise, ha="center", va="center")
+        axes[0].text(0.5, 0.5, "nothing was trained, or no anomaly was tested", ha="center", va="center")
     for axis, panel in zip(axes, panels, strict=False):
         panel.onto(axis)
     return figure
 
 
-def grid(n: int, height: float = 3, sharey: bool = False) -> tuple[Figure, list]:
-    """A figure with ``n`` panels, at most four in a row."""
-    columns = min(n, 4)
+def grid(
+    n: int, width: float | None = None, height: float = 3, most: int = 4, sharey: bool = False
+) -> tuple[Figure, list]:
+    """A figure with ``n`` panels, at most ``most`` in a row; one that is alone has room for its legend."""
+    columns = min(n, most)
     rows = -(-n // columns)
-    width = 3.2 if columns > 1 else 4.8  # room for the legend
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    size = columns * (width or (3.2 if columns > 1 else 4.8)), rows * height
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharey=sharey).ravel()
     for axis in axes[n:]:
         axis.set_visible(False)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 from matplotlib.figure import Figure
+
+from mpfm_kedro.inspection.thresholds import percent
 
 SIGNS = {"defective": "▲", "uncertain": "◆", "good": "●", "error": "✕"}
 SCORES = {  # what each says if it is high
@@ -38,19 +43,34 @@ def data_table(table: pd.DataFrame) -> Markup:
     return Markup("<div class='wide'>{}</div>").format(Markup(rows))
 
 
-def percent(share: float) -> str:
-    """A share in three digits."""
-    return f"{100 * share:.3g} %"
+def write_mean(row: Mapping[Any, Any], name: str) -> str:
+    """Mean with its interval, or else ± standard deviation over several seeds; empty where missing or undefined."""
+    mean, low = (row.get(f"{name}_{kind}", np.nan) for kind in ("mean", "low"))
+    if np.isnan(mean):
+        return ""
+    if not np.isnan(low):
+        return f"{mean:.3f} [{low:.3f}, {row[f'{name}_high']:.3f}]"
+    return f"{mean:.3f}" if row.get("n_seeds") == 1 else f"{mean:.3f} ± {row[f'{name}_std']:.3f}"
 
 
 def render(template: str, **values: object) -> str:
-    """A page from a template."""
+    """A page, or a text as it is, from a template."""
     return TEMPLATES.get_template(template).render(**values)
 
 
 TEMPLATES = Environment(
-    loader=PackageLoader("mpfm_kedro"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    loader=PackageLoader("mpfm_kedro"),
+    autoescape=select_autoescape(["html"]),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
 )
 TEMPLATES.globals |= {"signs": SIGNS, "scores": SCORES}
-TEMPLATES.filters |= {"figure": embed_figure, "jpeg": embed_jpeg, "data_table": data_table, "percent": percent}
+TEMPLATES.filters |= {
+    "figure": embed_figure,
+    "jpeg": embed_jpeg,
+    "data_table": data_table,
+    "mean": write_mean,
+    "percent": percent,
+}
 STYLE = render("style.css")

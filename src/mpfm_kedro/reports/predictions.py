@@ -13,17 +13,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 from mpfm_kedro.atomic import replacing
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.inspection.batches import compare_batch
 from mpfm_kedro.inspection.model import Model
-from mpfm_kedro.inspection.thresholds import choose_threshold, describe_guarantee
+from mpfm_kedro.inspection.thresholds import Threshold, choose_threshold, describe_guarantee
 from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
-from mpfm_kedro.reports.pages import SIGNS, render
-from mpfm_kedro.reports.score_histogram import draw_histogram
+from mpfm_kedro.reports.pages import embed_figure, render
 
 MOST = {"defective": 150, "uncertain": 100, "good": 50, "error": 50}  # images of each decision in the page
+BINS = 60
+NORMAL, PREDICTED = "#9ec9e2", "#b34700"
 SIDE = 320  # pixels of the longer side of a picture
 
 
@@ -53,12 +59,6 @@ class Pictures:
         known = [sample_id for sample_id in sample_ids if sample_id in self.thumbnails]
         return [(self._write("known", sample_id, self.thumbnails[sample_id]), sample_id) for sample_id in known]
 
-    def delete_others(self) -> None:
-        """Delete pictures of earlier pages."""
-        for file in self.folder.glob("*.jpg"):
-            if file.name not in self._written:
-                file.unlink()
-
     def _write(self, kind: str, source: str, content: bytes) -> str:
         name = f"{kind}-{hashlib.sha256(source.encode()).hexdigest()[:20]}.jpg"
         if name not in self._written:
@@ -72,55 +72,67 @@ def write_page(
     predictions: pd.DataFrame,
     model: Model,
     log_folder: Path,
-    overlays: Path,
+    folder: Path,
     parameters: InspectionParameters,
     ingestion: IngestionParameters,
-    gallery: Path,
 ) -> str:
-    """The page. Pictures are written to the folder ``gallery``, which is beside it, as ``overlays`` is."""
+    """The page in a folder, where pictures are written to, and heat maps are."""
     from mpfm_kedro.inspection.prediction_log import PredictionLog
-    from mpfm_kedro.inspection.predictions import overlay_path  # with torch, which is slow to import
+    from mpfm_kedro.inspection.predictions import OVERLAYS, overlay_path  # with torch, which is slow to import
 
     shown = choose(predictions)
     logged = PredictionLog.of(log_folder, model.card).read(set(shown["path"]))
     thumbnails: dict[str, bytes] = dict(model.gallery.table[["sample_id", "thumbnail"]].itertuples(index=False))
-    pictures = Pictures(gallery, thumbnails, model.card["pixel_range"], ingestion.max_megapixels)
-    folder = _common_folder(shown["path"])
+    pictures = Pictures(folder / "pictures", thumbnails, model.card["pixel_range"], ingestion.max_megapixels)
+    common = _common_folder(shown["path"])
     images = []
     for row in shown.to_dict("records"):
-        overlay = overlay_path(overlays, model.card, row["path"])
-        row["overlay"] = overlay.relative_to(overlays.parent).as_posix() if overlay.is_file() else ""
-        images.append(_describe_image(row, logged.get(row["path"], {}), pictures, folder))
-    pictures.delete_others()
+        overlay = overlay_path(folder / OVERLAYS, model.card, row["path"])
+        row["overlay"] = overlay.relative_to(folder).as_posix() if overlay.is_file() else ""
+        images.append(_describe_image(row, logged.get(row["path"], {}), pictures, common))
     normals = model.calibration.item_scores
     threshold = choose_threshold(normals, parameters.false_alarm_rate, parameters.confidence)
     scores = predictions.loc[predictions["decision"] != "error", "score"].astype(float)
     return render(
         "predictions.html",
         title="Predictions",
-        guarantee=describe_guarantee(threshold, model.calibration.anomaly_scores),
+        guarantee=describe_guarantee(threshold, model.calibration.anomalies["score"]),
         histogram=draw_histogram(normals, scores, threshold),
         thresholds=threshold,
         images=images,
         folder=folder,
-        total=len(predictions),
+        shift=compare_batch(predictions, model.calibration),
+        total=Counter(predictions["decision"]),
         shown=Counter(shown["decision"]),
-        limited=_limited(predictions, shown),
     )
+
+
+def draw_histogram(normal_scores: ArrayLike, scores: ArrayLike, threshold: Threshold) -> Markup:
+    """Shares of the scores of held-out normals (filled) and of the predictions (line) as an image."""
+    normals, predicted = np.asarray(normal_scores, dtype=float), np.asarray(scores, dtype=float)
+    thresholds = {"good up to": threshold.good, "defective above": threshold.defective}
+    shown = {name: value for name, value in thresholds.items() if value is not None}
+    edges = np.histogram_bin_edges([*normals, *predicted, *shown.values()], BINS)
+    figure = Figure(figsize=(9.6, 3.2), layout="constrained")
+    axis = figure.subplots()
+    axis.set_yscale("function", functions=(np.sqrt, np.square))  # a root, so that few high scores are seen
+    filled, line = (np.histogram(values, edges)[0] / max(1, len(values)) for values in (normals, predicted))
+    axis.stairs(filled, edges, color=NORMAL, fill=True, label=f"{len(normals):,} held-out normals")
+    axis.stairs(line, edges, color=PREDICTED, lw=1.6, label=f"{len(predicted):,} predictions")
+    for dashes, (name, value) in zip(("--", ":"), shown.items(), strict=False):
+        axis.axvline(value, color="#1a1a1a", ls=dashes, lw=1.2, label=f"{name} {value:.2f}")
+    axis.set(xlabel="score (height: square root of the share)", yticks=[], ylim=(0, None))
+    axis.spines[["left", "top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper left", ncols=4, frameon=False)
+    words = ", ".join(f"{name} {value:.2f}" for name, value in shown.items())
+    title = f"Histogram of the scores of held-out normals and of the predictions; {words}"
+    return Markup("<img class='histogram' alt='{}' src='{}'>").format(title, embed_figure(figure))
 
 
 def choose(predictions: pd.DataFrame) -> pd.DataFrame:
     """The rows that the page shows: of each decision those with the highest scores, in the order of the table."""
     chosen = predictions.groupby("decision", sort=False).cumcount() < predictions["decision"].map(MOST)
     return predictions[chosen]
-
-
-def _limited(predictions: pd.DataFrame, shown: pd.DataFrame) -> str:
-    """Of which decisions the page does not show all images."""
-    total, here = Counter(predictions["decision"]), Counter(shown["decision"])
-    words = {name: "unreadable" if name == "error" else name for name in SIGNS}
-    counts = [f"{here[name]:,} of {total[name]:,} {words[name]}" for name in SIGNS if here[name] < total[name]]
-    return f" This page shows {', '.join(counts)}, those with the highest scores." if counts else ""
 
 
 def _describe_image(row: dict[Any, Any], logged: dict[str, Any], pictures: Pictures, folder: str) -> dict[str, Any]:

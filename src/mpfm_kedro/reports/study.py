@@ -6,31 +6,29 @@ from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.evaluation.ranks import EVERYTHING, scope_name
 from mpfm_kedro.provenance import code_revision
-from mpfm_kedro.reports.comparison import HEADINGS, LEGEND, footnotes, write_auc
-from mpfm_kedro.reports.rank_figure import draw_ranks
+from mpfm_kedro.reports.comparison import auc_table
+from mpfm_kedro.reports.pages import render
+from mpfm_kedro.reports.study_figures import draw_ranks
 from mpfm_kedro.reports.tables import (
-    COVERS,
+    RECALL_TITLES,
+    Columns,
     Table,
-    column,
     difference_table,
     emphasise,
     measured,
-    side_by_side,
+    rows_of,
+    spread,
+    value_tables,
     write_tables,
 )
 
 DONE = "done"
 TITLES = {"general": "General setting", "hard": "Hard setting"}
-RANKED = (
-    "Mean rank: 1 is best; among the measured methods of each dataset, then the mean over datasets. Over all cells "
-    "every dataset counts once, with the mean AUC of its cells. Where some methods were not measured, none is ranked."
-)
 EVERY = "all cells"
 
 
@@ -72,16 +70,21 @@ def write_study(table: pd.DataFrame, ranks: pd.DataFrame, plan: pd.DataFrame, or
     """The study as Markdown, and as a page with the plot of the ranks."""
     tables = []
     for setting, title in TITLES.items():
-        columns = _columns(table[table["setting"] == setting])
-        if columns:
-            tables += [_auc_table(title, setting, columns, ranks), *difference_table(title, columns)]
+        if columns := _columns(table[table["setting"] == setting]):
+            scopes = {
+                f"mean rank, M={number}": scope_name(setting, number) for number in rows_of(columns)["n_anomalies"]
+            }
+            ranked = _write_ranks({name: ranks[ranks["scope"] == scope] for name, scope in scopes.items()})
+            aucs = auc_table(title, columns, ranked)
+            tables += [aucs._replace(notes=[*aucs.notes, *_seeds(columns)]), *difference_table(title, columns)]
+            tables += value_tables(title, columns, RECALL_TITLES)
     planned = plan[["name", "dataset", "category", "status", "images", "problem"]].fillna("").astype(str)
-    tables += [_rank_table(ranks), Table("Datasets of the study", {"": planned}, [])]
+    tables += [_rank_table(ranks), Table("Datasets of the study", {"": planned.set_index("name")}, [])]
     figures = {"Mean ranks and critical differences": draw_ranks(ranks)}
-    return write_tables("Study", tables, [origin, LEGEND, RANKED, COVERS], figures)
+    return write_tables("Study", tables, figures, origin=origin)
 
 
-def _columns(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def _columns(table: pd.DataFrame) -> Columns:
     """The rows of each column with measured figures: large M first, datasets in the order of the study."""
     pairs = measured(table)[["name", "n_anomalies"]].drop_duplicates()
     pairs = pairs.sort_values("n_anomalies", ascending=False, kind="stable")
@@ -91,20 +94,7 @@ def _columns(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     }
 
 
-def _auc_table(title: str, setting: str, columns: dict[str, pd.DataFrame], ranks: pd.DataFrame) -> Table:
-    table = pd.concat(columns.values())
-    scopes = {f"mean rank, M={number}": scope_name(setting, number) for number in table["n_anomalies"].unique()}
-    ranked = [_rank_column(name, ranks[ranks["scope"] == scope]) for name, scope in scopes.items()]
-    sections = {}
-    for kind, heading in HEADINGS.items():
-        parts = {name: part[part["kind"] == kind] for name, part in columns.items()}
-        if methods := list(dict.fromkeys(method for part in parts.values() for method in part["method"])):
-            shown = [column(name, part, write_auc) for name, part in parts.items()]
-            sections[heading] = side_by_side([*shown, *ranked], methods)
-    return Table(title, sections, [*footnotes(table), *_seeds(columns)])
-
-
-def _seeds(columns: dict[str, pd.DataFrame]) -> list[str]:
+def _seeds(columns: Columns) -> list[str]:
     """How many seeds the columns have, if not all have as many."""
     numbers = {name: int(measured(part)["n_seeds"].max()) for name, part in columns.items()}
     if len(set(numbers.values())) < 2:
@@ -114,28 +104,19 @@ def _seeds(columns: dict[str, pd.DataFrame]) -> list[str]:
 
 def _rank_table(ranks: pd.DataFrame) -> Table:
     """Mean ranks of every scope, the best over all cells first; and what the tests say."""
-    scopes = dict(tuple(ranks.groupby("scope", sort=False)))
-    best_first = pd.concat([ranks[ranks["scope"] == EVERYTHING], ranks])["method"].unique()
-    columns = [_rank_column(EVERY if scope == EVERYTHING else str(scope), part) for scope, part in scopes.items()]
-    return Table("Mean ranks", {"": side_by_side(columns, best_first)}, [_test(part) for part in scopes.values()])
+    best_first = ranks.sort_values("scope", key=lambda scope: scope != EVERYTHING, kind="stable", ignore_index=True)
+    scopes = {scope: best_first[best_first["scope"] == scope] for scope in ranks["scope"].unique()}
+    columns = {EVERY if scope == EVERYTHING else scope: part for scope, part in scopes.items()}
+    return Table("Mean ranks", {"": _write_ranks(columns)}, [_describe_test(*column) for column in columns.items()])
 
 
-def _rank_column(heading: str, ranks: pd.DataFrame) -> pd.Series:
-    best = ranks["mean_rank"].min()
-    return column(
-        heading, ranks, lambda row: emphasise(f"{row['mean_rank']:.2f}", "best" if row["mean_rank"] == best else "")
-    )
+def _write_ranks(columns: Columns) -> pd.DataFrame:
+    """Mean ranks of methods, the best of each column in bold."""
+    marked = {name: part.assign(best=part["mean_rank"] == part["mean_rank"].min()) for name, part in columns.items()}
+    return spread(marked, lambda row: emphasise(f"{row['mean_rank']:.2f}", "best" if row["best"] else ""))
 
 
-def _test(ranks: pd.DataFrame) -> str:
+def _describe_test(name: str, ranks: pd.DataFrame) -> str:
     """What the tests say of one scope."""
-    row = ranks.iloc[0]
-    name = EVERY if row["scope"] == EVERYTHING else row["scope"]
-    text = f"{name}: {row['n_methods']} methods on {row['n_datasets']} datasets"
-    text += f" (not ranked: {row['excluded']})" if row["excluded"] else ""
-    if np.isnan(row["critical_difference"]):
-        return f"{text}; too few for a test."
-    text += "" if np.isnan(row["p_value"]) else f"; Friedman χ² = {row['friedman']:.1f}, p = {row['p_value']:.3g}"
     behind = ranks["method"][ranks["p_to_mpfm"] < 0.05].tolist()
-    other = f"; unlike MPFM: {', '.join(behind)}" if behind else "; no method is distinguished from MPFM"
-    return f"{text}; Nemenyi, 5 %: mean ranks that differ by {row['critical_difference']:.1f} are distinguished{other}."
+    return render("rank_test.txt", name=name, row=ranks.iloc[0], behind=behind).replace("\n", "")

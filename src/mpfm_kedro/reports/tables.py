@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,21 +11,15 @@ import pandas as pd
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from mpfm_kedro.reports.pages import render
+from mpfm_kedro.evaluation.columns import CELL
+from mpfm_kedro.reports.pages import render, write_mean
 
-MEASURE_TITLES = {  # with tables of their own, where they were measured
-    "recall at 1 %": "recall_1",
-    "recall at 5 %": "recall_5",
-    "pixel AUC": "pixel_auroc",
-    "AUPRO": "aupro",
-    "pixel F1": "pixel_f1",
-}
+Columns = dict[str, pd.DataFrame]  # the rows of a printed column by its heading
+
+RECALL_TITLES = {"recall at 1 %": "recall_1", "recall at 5 %": "recall_5"}  # with tables of their own, if measured
+MEASURE_TITLES = RECALL_TITLES | {"pixel AUC": "pixel_auroc", "AUPRO": "aupro", "pixel F1": "pixel_f1"}
 MARKS = {"better": "▲", "worse": "▼"}
 EMPHASIS = {"best": Markup("<b>{}</b>"), "second": Markup("<u>{}</u>"), "": Markup("{}")}
-COVERS = (
-    "± is the standard deviation over seeds: other known anomalies, another initialisation, other folds of normals; "
-    "the split of the normals is fixed."
-)
 
 
 class Table(NamedTuple):
@@ -32,7 +27,8 @@ class Table(NamedTuple):
 
     Args:
         title: of the table.
-        sections: rows under their headings, which may be empty. All have the same columns, with texts.
+        sections: rows under their headings, which may be empty. All have the same columns of texts and the same index,
+            which is the first column.
         notes: sentences below it.
     """
 
@@ -43,21 +39,26 @@ class Table(NamedTuple):
     @property
     def header(self) -> list[str]:
         """The names of the columns."""
-        return next(iter(self.sections.values())).columns.tolist()
+        return next(iter(self.sections.values())).reset_index().columns.tolist()
+
+    @property
+    def rows(self) -> dict[str, list[list[str]]]:
+        """The cells of each section."""
+        return {heading: section.reset_index().to_numpy().tolist() for heading, section in self.sections.items()}
 
 
-def write_tables(title: str, tables: list[Table], remarks: list[str], figures: Mapping[str, Figure]) -> tuple[str, str]:
-    """Tables and remarks as Markdown, and the same with figures as a page."""
-    blocks = []
+def write_tables(study: str, tables: list[Table], figures: Mapping[str, Figure], **told: Any) -> tuple[str, str]:
+    """Tables and remarks as Markdown, and the same with figures as a page; ``told`` is what the remarks tell."""
+    blocks, remarks = [], render("remarks.txt", study=study, **told).strip().splitlines()
     for table in tables:
-        rows = [table.header, ["---"] * len(table.header)]
-        for heading, section in table.sections.items():
-            rows += [[f"*{heading}*", *[""] * (len(table.header) - 1)]] if heading else []
-            rows += section.to_numpy().tolist()
-        blocks += [f"## {table.title}", "\n".join(f"| {' | '.join(map(_markdown, row))} |" for row in rows)]
+        lines = [table.header, ["---"] * len(table.header)]
+        for heading, rows in table.rows.items():
+            lines += [[f"*{heading}*", *[""] * (len(table.header) - 1)]] if heading else []
+            lines += rows
+        blocks += [f"## {table.title}", "\n".join(f"| {' | '.join(map(_markdown, line))} |" for line in lines)]
         blocks += table.notes
-    markdown = "\n\n".join([*blocks, *filter(None, remarks)]) + "\n"
-    return markdown, render("tables.html", title=title, tables=tables, remarks=remarks, figures=figures)
+    markdown = "\n\n".join([*blocks, *remarks]) + "\n"
+    return markdown, render("tables.html", title=study, tables=tables, remarks=remarks, figures=figures)
 
 
 def _markdown(cell: str) -> str:
@@ -65,25 +66,23 @@ def _markdown(cell: str) -> str:
     return bold.replace("|", "\\|")
 
 
-def by_category(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The rows of each dataset and category with measured figures, under a title; the mean over categories first."""
-    keys = measured(table)[["dataset", "category"]].drop_duplicates().itertuples(index=False)
-    for dataset, category in sorted(keys, key=lambda key: (key[0], key[1] != "mean", key[1])):
-        name = "mean over categories" if category == "mean" else category
-        part = table[(table["dataset"] == dataset) & (table["category"] == category)]
-        yield " ".join(filter(None, [dataset, name])), part
+def arrange(table: pd.DataFrame) -> dict[str, Columns]:
+    """The columns of each printed table by its title: of each dataset and category, the mean over categories first.
 
-
-def by_column(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The rows of each column with measured figures by its heading: general, hard mean, hard by known class."""
-    columns = ["setting", "known_class", "n_anomalies"]
-    keys = measured(table)[columns].drop_duplicates().itertuples(index=False, name=None)
-    parts = {}
-    for setting, known, number in sorted(keys, key=lambda key: (key[0], key[1] != "mean", key[1], -key[2])):
-        where = {"": setting, "mean": f"{setting} mean"}.get(known, f"{setting}, known {known}")
-        chosen = (table["setting"] == setting) & (table["known_class"] == known) & (table["n_anomalies"] == number)
-        parts[f"{where}, M={number}"] = table[chosen]
-    return parts
+    Columns are cells in which something was measured: general, hard mean, hard by known class, large M first.
+    """
+    cells = measured(table)[CELL].drop_duplicates()
+    order = cells.assign(
+        category=cells["category"].replace("mean", ""), known_class=cells["known_class"].replace("mean", "")
+    )
+    arranged: dict[str, Columns] = {}
+    for _, cell in cells.loc[order.assign(n_anomalies=-cells["n_anomalies"]).sort_values(CELL).index].iterrows():
+        category, known = cell["category"], cell["known_class"]
+        title = " ".join(filter(None, [cell["dataset"], "mean over categories" if category == "mean" else category]))
+        where = cell["setting"] + {"": "", "mean": " mean"}.get(known, f", known {known}")
+        rows = table[(table[CELL] == cell).all(axis=1)]
+        arranged.setdefault(title, {})[f"{where}, M={cell['n_anomalies']}"] = rows
+    return arranged
 
 
 def measured(table: pd.DataFrame) -> pd.DataFrame:
@@ -91,24 +90,19 @@ def measured(table: pd.DataFrame) -> pd.DataFrame:
     return table[table["kind"] != "published"] if "kind" in table else table
 
 
-def column(heading: str, part: pd.DataFrame, write: Callable[[dict[Any, Any]], str]) -> pd.Series:
-    """One column of a table: what is written for the row of each method."""
-    texts = [write(row) for row in part.to_dict("records")]
-    return pd.Series(texts, index=part["method"], name=heading, dtype=object)
+def rows_of(columns: Columns) -> pd.DataFrame:
+    """The rows of all columns, in the order of their table."""
+    return pd.concat(columns.values()).sort_index()
 
 
-def side_by_side(columns: list[pd.Series], methods: Iterable[str], heading: str = "method") -> pd.DataFrame:
-    """Columns beside the names of the methods; empty where a method is not in a column."""
-    wide = pd.concat(columns, axis=1).reindex(list(methods)).astype(object).fillna("")
-    return wide.rename_axis(heading).reset_index()
-
-
-def mean_and_std(row: Mapping[Any, Any], name: str) -> str:
-    """Mean ± standard deviation, the latter of several seeds alone; empty where it is missing or undefined."""
-    mean = row.get(f"{name}_mean", np.nan)
-    if np.isnan(mean):
-        return ""
-    return f"{mean:.3f}" if row.get("n_seeds") == 1 else f"{mean:.3f} ± {row[f'{name}_std']:.3f}"
+def spread(columns: Columns, write: Callable[[dict[Any, Any]], str], label: str = "method") -> pd.DataFrame:
+    """What is written for the row of each method in each column; empty where a method is not in a column."""
+    texts = {
+        heading: pd.Series({row["method"]: write(row) for row in part.to_dict("records")}, dtype=object)
+        for heading, part in columns.items()
+    }
+    methods = pd.Index(rows_of(columns)["method"].unique(), name=label)
+    return pd.DataFrame(texts, index=methods, dtype=object).fillna("")
 
 
 def emphasise(text: str, place: str) -> Markup:
@@ -123,33 +117,18 @@ def with_interval(row: Mapping[Any, Any]) -> str:
     return f"{row['difference']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]{MARKS.get(row['verdict'], '')}"
 
 
-def difference_table(title: str, parts: Mapping[str, pd.DataFrame]) -> list[Table]:
+def difference_table(title: str, columns: Columns) -> list[Table]:
     """AUC minus that of MPFM, with its interval; nothing where there are no differences."""
-    parts = {name: part[part["difference"].notna()] for name, part in parts.items()}
-    methods = pd.concat(parts.values()).sort_index()["method"].unique()
-    rows = side_by_side([column(name, part, with_interval) for name, part in parts.items()], methods)
+    rows = spread({name: part[part["difference"].notna()] for name, part in columns.items()}, with_interval)
     return [Table(f"{title}: difference to MPFM", {"": rows}, [])] if len(rows) else []
 
 
-def variant_tables(table: pd.DataFrame) -> list[Table]:
-    """One table per dataset or category: variants, AUC of every column, difference and published AUC if any."""
+def value_tables(title: str, columns: Columns, names: Mapping[str, str]) -> list[Table]:
+    """One table of methods for each value by its heading; nothing where it is undefined everywhere."""
     tables = []
-    for title, part in by_category(table):
-        columns = []
-        for name, own in by_column(part).items():
-            columns.append(column(name, own, lambda row: mean_and_std(row, "auc")))
-            if "difference" in own and own["difference"].notna().any():
-                columns.append(column("difference", own, with_interval))
-            if own["published_mean"].notna().any():
-                columns.append(column("published", own, lambda row: mean_and_std(row, "published")))
-        tables.append(Table(title, {"": side_by_side(columns, part["method"].unique(), "variant")}, []))
-    return tables
-
-
-def value_tables(values: pd.DataFrame, name: str, heading: str) -> list[Table]:
-    """One table per dataset or category: methods, and mean ± standard deviation of one value in every column."""
-    tables = []
-    for title, part in by_category(values):
-        columns = [column(where, own, lambda row: mean_and_std(row, name)) for where, own in by_column(part).items()]
-        tables.append(Table(f"{heading}, {title}", {"": side_by_side(columns, part["method"].unique())}, []))
+    for heading, name in names.items():
+        present = {where: part for where, part in columns.items() if f"{name}_mean" in part}
+        defined = {where: part[part[f"{name}_mean"].notna()] for where, part in present.items()}
+        if defined := {where: part for where, part in defined.items() if len(part)}:
+            tables.append(Table(f"{heading}, {title}", {"": spread(defined, partial(write_mean, name=name))}, []))
     return tables

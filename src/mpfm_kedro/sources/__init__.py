@@ -20,6 +20,11 @@ def source_of(samples: pd.DataFrame) -> Source:
     return SOURCES.get(str(samples["dataset"].iloc[0]), SOURCES["folder"])
 
 
+def splits_by_item(samples: pd.DataFrame, choice: bool | str) -> bool:
+    """Whether no item may both train and be tested; ``auto``: with own images. Published splits are by image."""
+    return source_of(samples).name == "folder" if choice == "auto" else bool(choice)
+
+
 def get_source(name: str) -> Source:
     """The source called ``name``; an unknown name is an error with the nearest one."""
     if name not in SOURCES:

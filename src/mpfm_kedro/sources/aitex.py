@@ -67,7 +67,7 @@ def _normal_rows(layout: Layout) -> Rows:
         width, height = image_size(image) or PUBLISHED_SIZE
         _check_height(layout, image, height)
         for box in patches(width, height)[:NORMAL_PATCHES]:
-            yield layout.sample(image, crop=format_crop(box), group=layout.path(image))
+            yield layout.sample(image, crop=format_crop(box), item=layout.path(image))
 
 
 def _masks_by_image(layout: Layout) -> dict[str, list[Path]]:
@@ -86,7 +86,7 @@ def _marked_rows(layout: Layout, image: Path, masks: list[Path]) -> Rows:
     _check_height(layout, image, height)
     if not marked.any():
         layout.warn("the mask %s is all black: no anomaly from %s", masks[0], image.name)
-    more = {"mask_path": "|".join(map(layout.path, masks)), "group": layout.path(image)}
+    more = {"mask_path": "|".join(map(layout.path, masks)), "item": layout.path(image)}
     for box in patches(width, height):
         if holds_defect(marked, box):
             yield layout.sample(image, _defect_class(layout, image), crop=format_crop(box), **more)

@@ -22,22 +22,19 @@ Rows = Iterator[Row]
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".npy"}
 
 
+def visible(folder: Path) -> list[Path]:
+    """What is in a folder, sorted; hidden files and what archivers leave behind are skipped."""
+    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith(".") and entry.name != "__MACOSX")
+
+
 def image_files(folder: Path) -> list[Path]:
-    """The visible images directly in a folder, sorted, whatever the case of their suffix."""
-    return sorted(
-        file
-        for file in folder.iterdir()
-        if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".") and file.is_file()
-    )
+    """The images directly in a folder, whatever the case of their suffix."""
+    return [file for file in visible(folder) if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file()]
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The visible folders directly in a folder, sorted; what archivers leave behind is skipped."""
-    return sorted(
-        entry
-        for entry in folder.iterdir()
-        if entry.is_dir() and not entry.name.startswith(".") and entry.name != "__MACOSX"
-    )
+    """The folders directly in a folder."""
+    return [entry for entry in visible(folder) if entry.is_dir()]
 
 
 def find_folder(folder: Path, title: str, expected: Sequence[str], obtain: str) -> Path:
@@ -74,15 +71,6 @@ def new_folder(folder: Path, action: str) -> Iterator[Path]:
             raise InputError(f"Cannot {action} {folder}: {error.strerror or error}") from error
 
 
-def required_folder(folder: Path, title: str) -> Path:
-    """``folder``, or the folder of the same name inside it, as some archives unpack."""
-    if not folder.is_dir():
-        raise InputError(f"{title}: the folder {folder} is missing")
-    while (folder / folder.name).is_dir():
-        folder = folder / folder.name
-    return folder
-
-
 @dataclass(frozen=True)
 class Layout:
     """The folder of one dataset, read as its publisher arranged it; errors and warnings name the dataset."""
@@ -103,11 +91,15 @@ class Layout:
         """A file as the sample table names it."""
         return file.relative_to(self.folder).as_posix()
 
-    def inner(self, *names: str) -> Path:
-        """The folder of these names, each of which some archives repeat."""
-        folder = self.folder
+    def inner(self, *names: str, parent: Path | None = None) -> Path:
+        """The folder of these names, each of which some archives repeat, below ``parent`` or the whole folder."""
+        folder = parent or self.folder
         for name in names:
-            folder = required_folder(folder / name, self.title)
+            folder = folder / name
+            if not folder.is_dir():
+                raise self.error(f"the folder {folder} is missing")
+            while (folder / name).is_dir():
+                folder = folder / name
         return folder
 
     def sample(self, image: Path, defect_class: str = "", mask: Path | None = None, /, **more: str) -> Row:
@@ -123,11 +115,10 @@ class Layout:
 
     def images(self, folder: Path) -> list[Path]:
         """The images of a folder that must be there and must not be empty; files of other kinds are reported."""
-        folder = required_folder(folder, self.title)
+        folder = self.inner(folder.name, parent=folder.parent)
         files = image_files(folder)
-        others = {file.name for file in folder.iterdir() if file.is_file()} - {file.name for file in files}
-        if visible := sorted(name for name in others if not name.startswith(".")):
-            self.warn("%d files in %s are not images, e.g. %s", len(visible), folder, visible[0])
+        if others := [entry.name for entry in visible(folder) if entry.is_file() and entry not in files]:
+            self.warn("%d files in %s are not images, e.g. %s", len(others), folder, others[0])
         if not files:
             raise self.error(f"no image directly in {folder}; expected are {' '.join(sorted(IMAGE_SUFFIXES))}")
         return files
@@ -145,7 +136,7 @@ class Layout:
         partial copy will do.
         """
         self.refuse_others(folder, classes)
-        there = {path.name: required_folder(path, self.title) for path in subfolders(folder)}
+        there = {path.name: self.inner(path.name, parent=folder) for path in subfolders(folder)}
         for name in sorted(set(classes) - set(there)):
             self.warn("the folder %s is missing; its class is skipped", folder / name)
         return there
@@ -158,8 +149,11 @@ class Layout:
         files = list(self._walk(folder, above))
         images = {file for file in files if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file()}
         if others := [file for file in files if file not in images]:
-            kinds = ", ".join(sorted({_kind(file) for file in others}))
-            self.warn("not read in %s: %d files (%s), e.g. %s", folder, len(others), kinds, min(others))
+            suffixes = [file.suffix.lower() or file.name for file in others]
+            kinds = {"broken links" if suffix in IMAGE_SUFFIXES else suffix for suffix in suffixes}
+            self.warn(
+                "not read in %s: %d files (%s), e.g. %s", folder, len(others), ", ".join(sorted(kinds)), min(others)
+            )
         return sorted(images)
 
     def _walk(self, folder: Path, above: Collection[Path]) -> Iterator[Path]:
@@ -167,9 +161,7 @@ class Layout:
         if (here := folder.resolve()) in above:
             self.warn("%s is a link to a folder that it is in, and is skipped", folder)
             return
-        for entry in folder.iterdir():
-            if entry.name.startswith(".") or entry.name == "__MACOSX":
-                continue
+        for entry in visible(folder):
             if entry.is_dir():
                 if entry.suffix.lower() in IMAGE_SUFFIXES:
                     self.warn("%s is a folder, not an image; the images in it are used", entry)
@@ -186,9 +178,3 @@ class Layout:
         except UnicodeDecodeError as error:
             parent = os.fsencode(path.parent).decode("utf-8", "replace")
             raise self.error(f"the name {raw!r} in {parent} is not UTF-8; rename it") from error
-
-
-def _kind(file: Path) -> str:
-    """Why a file is not read: its suffix or name, or that it leads nowhere."""
-    suffix = file.suffix.lower()
-    return "broken links" if suffix in IMAGE_SUFFIXES else suffix or file.name

@@ -2,7 +2,7 @@
 
 ``train_typical`` and ``test_typical`` are the normals with their own split, each folder of ``test_novel`` is
 a class of anomalies. ``test_novel/all`` repeats these classes and is skipped, ``validation_typical`` is
-not used. A frame that carries two labels is in two classes: its name is its group.
+not used. A frame that carries two labels is in two classes: its name is its item.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _arrays(layout: Layout, images: Path, defect_class: str = "", split: str = "
     for file in layout.images(images):
         if file.suffix.lower() != ".npy":
             raise layout.error(f"{file} is not a .npy array; the published images are")
-        yield layout.sample(file, defect_class, split=split, group=file.stem)
+        yield layout.sample(file, defect_class, split=split, item=file.stem)
 
 
 SOURCE = Source(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.sources.layout import Layout, Rows, image_files, required_folder
+from mpfm_kedro.sources.layout import Layout, Rows, image_files
 from mpfm_kedro.sources.source import Counts, Source
 
 TITLE = "Optical (DAGM 2007)"
@@ -20,8 +20,8 @@ CLASSES = [f"Class{number}" for number in range(1, 11)]
 def _rows(layout: Layout) -> Rows:
     for path in layout.class_folders(layout.folder, CLASSES).values():
         for name in ("Train", "Test"):
-            part = required_folder(path / name, TITLE)
-            yield from _part_rows(layout, part, required_folder(part / "Label", TITLE))
+            part = layout.inner(name, parent=path)
+            yield from _part_rows(layout, part, layout.inner("Label", parent=part))
 
 
 def _part_rows(layout: Layout, part: Path, label_folder: Path) -> Rows:

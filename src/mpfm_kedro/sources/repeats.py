@@ -8,6 +8,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 DROPPED = "dropped: "
+LEAK = DROPPED + "its item trains"
 
 
 def unreadable(samples: pd.DataFrame) -> pd.Series:
@@ -24,11 +25,11 @@ def content(samples: pd.DataFrame) -> pd.Series:
     return shown.mask(unreadable(samples), samples["sample_id"])
 
 
-def joined_groups(samples: pd.DataFrame) -> pd.Series:
-    """A number for each sample's group; groups that share an image are one."""
-    groups = (samples["category"] + "|" + samples["group"]).factorize()[0]
-    shown = content(samples).factorize()[0] + len(samples)
-    size = 2 * len(samples)
-    edges = coo_array((np.ones(len(samples), dtype=bool), (groups, shown)), shape=(size, size))
+def joined_items(samples: pd.DataFrame, *sets: pd.Series) -> pd.Series:
+    """The item of each sample; items that share an image, or a set of samples, are one, named as the first of them."""
+    n, links = len(samples), [samples["category"] + "|" + samples["item"], content(samples), *sets]
+    member = np.concatenate([link.factorize()[0] + (number + 1) * n for number, link in enumerate(links)])
+    ends, size = (np.tile(np.arange(n), len(links)), member), (len(links) + 1) * n
+    edges = coo_array((np.ones(len(member), dtype=bool), ends), shape=(size, size))
     _, component = connected_components(edges, directed=False)
-    return pd.Series(component[groups], index=samples.index)
+    return samples["item"].groupby(component[:n]).transform("min")

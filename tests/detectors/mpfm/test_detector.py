@@ -16,7 +16,8 @@ def double(n_known):
     def both(one, other):
         return replace(one, beside=(replace(other, maps=other.maps.repeat(2, 2).repeat(2, 3)),))
 
-    data = TrainingData(*(both(getattr(first[0], each), getattr(second[0], each)) for each in vars(first[0])))
+    kinds = ("normals", "pseudo", "anomalies")
+    data = TrainingData(*(both(getattr(first[0], kind), getattr(second[0], kind)) for kind in kinds))
     return data, *(both(one, other) for one, other in zip(first[1:], second[1:], strict=True))
 
 
@@ -50,7 +51,7 @@ def test_backbones_side_by_side_add_their_scores_and_maps(n_known):
     torch.testing.assert_close(found.contributions.sum(1), found.score, rtol=1e-4, atol=1e-4)
     assert found.positions.shape == (40, 4, 4) and (found.positions >= parts[0].positions - 1e-3).all()
     assert found.score.median() > detector.inspect(normals).score.quantile(0.9)
-    for each in load_fold_models(pieces, data.anomalies.source, 0, CPU):
+    for each in load_fold_models(pieces, data, 0, CPU):
         assert np.isfinite(each.detector.score_samples(data.normals.take(each.normals)).score).all()
     alone = fit(specify(trained=False), data)["prototypes"]
     assert all(torch.equal(value, pieces["prototypes"].tensors[name]) for name, value in alone.tensors.items())
@@ -60,7 +61,7 @@ def test_backbones_side_by_side_add_their_scores_and_maps(n_known):
 def test_what_fold_models_say_of_their_normals_is_what_the_final_one_says_of_new_ones(n_known):
     data, normals, _ = make_data(n=200, n_known=n_known)
     pieces = fit(specify(trained=n_known > 0, n_patch_prototypes=200), data)
-    left_out = load_fold_models(pieces, data.anomalies.source, 0, CPU)
+    left_out = load_fold_models(pieces, data, 0, CPU)
     held_out = np.concatenate([e.detector.score_samples(data.normals.take(e.normals)).score for e in left_out])
     new, seen = (np.median(load(pieces, CPU).score_samples(rows).score) for rows in (normals, data.normals))
     assert abs(np.median(held_out) - new) < 0.5 * new and seen < np.median(held_out)

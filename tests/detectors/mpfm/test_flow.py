@@ -18,7 +18,7 @@ def generator():
 def make_flow(steps=1):
     center = torch.randn(R, K, D)
     prototypes = PrototypeMixture(mean=center, logit=torch.zeros(R, K), scale=torch.ones(R))
-    return Flow(CoupledVelocity(center, torch.rand(R, K) + 0.4), prototypes, steps)
+    return Flow(CoupledVelocity(center=center, gain=torch.rand(R, K) + 0.4), prototypes, steps)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7])
@@ -27,13 +27,13 @@ def test_a_point_of_one_group_is_carried_exactly_in_any_number_of_steps(steps):
     p = torch.eye(K)[group].expand(R, -1, -1)
     center, gain = flow.velocity.center[:, group], flow.velocity.gain[:, group, None]
     torch.testing.assert_close(flow.psi(x, p), center + gain * (x - center), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(flow.psi(x, p) - x, flow.coupled_target(x, p, generator()), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(flow.psi(x, p) - x, flow.target(x, p, generator()), rtol=1e-4, atol=1e-4)
 
 
 def test_the_group_of_the_target_is_drawn_from_the_weights():
     flow, p = make_flow(), torch.tensor([0.6, 0.3, 0.1])
     x = torch.randn(D).expand(R, 4000, D)
-    u = flow.coupled_target(x, p.expand(R, 4000, K), generator())
+    u = flow.target(x, p.expand(R, 4000, K), generator())
     for r in range(R):
         choices = (flow.velocity.gain[r, :, None] - 1) * (x[r, :1] - flow.velocity.center[r])
         distance = torch.cdist(u[r], choices)
@@ -43,16 +43,15 @@ def test_the_group_of_the_target_is_drawn_from_the_weights():
 
 def test_a_point_of_the_path_lies_between_its_ends_at_one_time_in_all_rounds():
     x, u = torch.randn(2, R, B, D)
-    point, printed = path_point(x, u, generator()), path_point(x, u, generator(), divided=True)
-    assert torch.equal(point.t[0], point.t[1]) and point.t.min() >= 0 and point.t.max() <= 1
-    torch.testing.assert_close(point.x_t, (1 - point.t) * x + point.t * (x + u))
-    assert torch.equal(point.u, u)
-    torch.testing.assert_close(printed.u * point.t.clamp_min(1e-3), u)
+    (x_t, t, target), (*_, printed) = (path_point(x, u, generator(), divided=divided) for divided in (False, True))
+    assert torch.equal(t[0], t[1]) and t.min() >= 0 and t.max() <= 1 and torch.equal(target, u)
+    torch.testing.assert_close(x_t, (1 - t) * x + t * (x + u))
+    torch.testing.assert_close(printed * t.clamp_min(1e-3), u)
 
 
 def test_where_all_gains_are_one_the_score_at_step_0_is_the_likelihood_of_a_gaussian_mixture(make_problem):
     problem = make_problem()
-    closed_form = problem.initialised.closed_forms[-1]
+    closed_form = problem.closed_forms[-1]
     closed_form.flow.velocity.gain.fill_(1)
     entered = closed_form.enter(problem.z)
     found = closed_form.score_of(entered.x, entered.p).double().numpy()

@@ -10,7 +10,7 @@ from mpfm_kedro.detectors.mpfm.rounds import assign_folds
 
 
 def partition(z, n_groups=4):
-    return fit_partition(z.astype(np.float32), assign_folds(len(z), 5, 0), n_groups, 2, 20, 0)
+    return fit_partition(z.astype(np.float32), assign_folds(np.arange(len(z)), 5, 0), n_groups, 2, 20, 0)
 
 
 def weights(found, z, kept=slice(None)):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mpfm_kedro.detectors.mpfm.modes import STABLE, choose_partition, stability
+from mpfm_kedro.detectors.mpfm.groups import STABLE, choose_modes, stability
 from mpfm_kedro.detectors.mpfm.rounds import assign_folds
 
 
@@ -13,7 +13,7 @@ def clusters(sizes, d=20, distance=8.0):
 
 
 def partition(z, max_modes=4, min_mode_size=20):
-    return choose_partition(z, assign_folds(len(z), 5, 0), max_modes, min_mode_size, 0)
+    return choose_modes(z, assign_folds(np.arange(len(z)), 5, 0), max_modes, min_mode_size, 0)
 
 
 @pytest.mark.parametrize("n_groups", [2, 3])

@@ -2,11 +2,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpfm_kedro.detectors.mpfm.modules import Logit, ResidualScore, TopPositions
+from mpfm_kedro.detectors.mpfm.modules import LocalScore, Logit, ResidualScore
 
 
 def test_a_new_logit_standardises_and_a_trained_one_keeps_the_order():
-    logit, score = Logit(torch.tensor([2.0, -1.0]), torch.tensor([3.0, 0.0])), torch.randn(2, 9)
+    logit, score = Logit.start(torch.tensor([2.0, -1.0]), torch.tensor([3.0, 0.0])), torch.randn(2, 9)
     torch.testing.assert_close(logit(score)[0], (score[0] - 2) / 3)
     logit.slope.data.fill_(-4)
     assert torch.equal(logit(score).argsort(1), score.argsort(1)) and logit(score).isfinite().all()
@@ -37,7 +37,7 @@ SHARES = st.lists(st.floats(0.01, 1), min_size=1, max_size=3)
 def test_scores_of_members_and_their_gradients_are_those_through_topk(rounds, shares, batch, positions, seed):
     torch.manual_seed(seed)
     members = rounds, len(shares)
-    module = TopPositions(shares, weight=torch.randn(*members, 5), bias=torch.randn(members))
+    module = LocalScore(shares, weight=torch.randn(*members, 5), bias=torch.randn(members))
     v, value, gradients = torch.randn(batch, positions, 5), torch.randn(rounds, len(shares), batch), []
     for scores in (module.member_scores(v), plain_scores(module, v)):
         torch.testing.assert_close(scores, plain_scores(module, v), rtol=1e-4, atol=1e-5)

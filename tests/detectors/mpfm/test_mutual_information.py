@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpfm_kedro.detectors.mpfm.mutual_information import information, mim_loss
+from mpfm_kedro.detectors.mpfm.objective import information, mim_loss
 from mpfm_kedro.detectors.mpfm.prototypes import PrototypeMixture
 
 D, K, SHARPNESS = 2304, 32, 50.0
@@ -30,7 +30,7 @@ def test_the_loss_is_minus_the_information_and_the_printed_form_has_the_other_si
     weight, share = even(posterior), posterior.mean(1)
     mutual = information(posterior, weight)
     torch.testing.assert_close(mim_loss(posterior, weight, share), -mutual)
-    torch.testing.assert_close(mim_loss(posterior, weight, share, as_printed=True), mutual)
+    torch.testing.assert_close(mim_loss(posterior, weight, share, printed=True), mutual)
 
 
 @pytest.mark.parametrize(

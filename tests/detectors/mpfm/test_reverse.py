@@ -20,16 +20,16 @@ def test_reverse_step_agrees_with_samples_of_the_forward_chain(t, r, mu, s):
     start = np.polynomial.Polynomial.fit(x_t, x_0, 1)(x_t)  # E[x_0 | x_t], which is a line
     velocity = Velocity(torch.zeros(1, n, 1), torch.from_numpy((x_t - start) / t).view(1, -1, 1, 1))
     target = torch.tensor(mu).double().view(1, 1, 1)
-    step = reverse_step(velocity, torch.from_numpy(x_t).view(1, -1, 1), t, r, target, torch.tensor([s]))
-    left = x_r - step.mean.flatten().numpy()
+    mean, variance = reverse_step(velocity, torch.from_numpy(x_t).view(1, -1, 1), t, r, target, torch.tensor([s]))
+    left = x_r - mean.flatten().numpy()
     np.testing.assert_allclose([*np.polyfit(x_t, left, 1), left.mean()], 0, atol=0.015)
-    assert left.var() == pytest.approx(float(step.variance), rel=0.01)
-    c = coefficients(t, r)  # given both ends, whatever x_0 is distributed like
+    assert left.var() == pytest.approx(float(variance), rel=0.01)
+    c1, c2, c3 = coefficients(t, r)  # given both ends, whatever x_0 is distributed like
     inputs = np.column_stack([x_t - t * mu, x_0, np.ones(n)])
     if t < 1:
         slopes, residual, *_ = np.linalg.lstsq(inputs, x_r, rcond=None)
-        np.testing.assert_allclose(slopes, [c.c1, c.c2, r * mu], atol=0.015)
-        assert residual.item() / n == pytest.approx(s**2 * c.c3, rel=0.01)
+        np.testing.assert_allclose(slopes, [c1, c2, r * mu], atol=0.015)
+        assert residual.item() / n == pytest.approx(s**2 * c3, rel=0.01)
 
 
 @pytest.mark.parametrize(("t", "r"), [(0.5, 0.5), (0.4, 0.6), (1.1, 0.5), (0.5, -0.1)])
@@ -42,7 +42,7 @@ def test_a_step_in_the_wrong_direction_is_an_error(t, r):
 def test_sampled_normals_have_the_places_and_spreads_of_the_groups(steps):
     center, gain = torch.tensor([[[9.0, 0.0], [-9.0, 5.0]]]), torch.tensor([[0.5, 2.0]])
     flow = Flow(
-        CoupledVelocity(center, gain),
+        CoupledVelocity(center=center, gain=gain),
         PrototypeMixture(mean=center, logit=torch.tensor([[0.3, 0.7]]).log(), scale=torch.ones(1)),
     )
     with torch.no_grad():

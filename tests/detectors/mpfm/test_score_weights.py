@@ -6,8 +6,15 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
 from mpfm_kedro.detectors.mpfm import weights
-from mpfm_kedro.detectors.mpfm.calibration import MEMBERS, SCORES, Evidence
-from mpfm_kedro.detectors.mpfm.weights import STEP_0, WEIGHT_NORM, counted_in_mode, fit_weights, prior_weights
+from mpfm_kedro.detectors.mpfm.calibration import MEMBERS, SCORES
+from mpfm_kedro.detectors.mpfm.weights import (
+    STEP_0,
+    WEIGHT_NORM,
+    Calibrated,
+    counted_in_mode,
+    fit_weights,
+    prior_weights,
+)
 
 S = len(SCORES)
 
@@ -17,15 +24,15 @@ def surprises(n, seed=0, shift=0.0):
     return torch.from_numpy(np.random.default_rng(seed).exponential(size=(n, S)) + shift).float()
 
 
-def known(modes, views=1):
-    """Evidence of known anomalies in these modes, each with its views."""
+def calibrated(anomalies, modes, n_modes=1, views=1, seed=0):
+    """Scores of normals and of known anomalies in these modes, each with its views."""
     mode = torch.tensor(modes, dtype=torch.long).repeat(views)
-    return Evidence(torch.empty(len(mode), S), torch.empty(len(mode), 1), mode, torch.full((len(mode),), 1 / views))
+    return Calibrated(surprises(200, seed), anomalies, mode, torch.full((len(mode),), 1 / views), n_modes)
 
 
 def fitted(anomalies, modes, n_modes=1, n_known=None, **named):
     n_known = len(modes) if n_known is None else n_known
-    (weight,) = fit_weights([surprises(200)], [anomalies], [known(modes)], [n_modes], n_known, **named)
+    (weight,) = fit_weights([calibrated(anomalies, modes, n_modes)], n_known, **named)
     return weight.double().numpy()
 
 
@@ -89,19 +96,18 @@ def test_stacked_weights_are_the_minimum_of_their_loss_and_views_count_together(
 
 @pytest.mark.parametrize("modes", [[0] * 10, [0] * 7 + [1] * 3, [0, 0, 2, 2, 2], [1]])
 def test_known_anomalies_of_other_modes_count_together_as_one(modes):
-    found = known(modes, views=4)
+    found = calibrated(None, modes, views=4)
     for j in range(3):
         own, others = modes.count(j), len(modes) - modes.count(j)
         count, counted = counted_in_mode(found, j, len(modes))
         here = found.mode.numpy() == j
         assert count[here].sum() == pytest.approx(own) and count[~here].sum() == pytest.approx(min(1, others))
         assert counted == pytest.approx(own + min(1, others))
-    assert counted_in_mode(known([]), 1, 1)[1] == 1  # the only one is in no evidence, and counts in every mode
+    assert counted_in_mode(calibrated(None, []), 1, 1)[1] == 1  # the only one counts in every mode
 
 
 def test_backbones_share_one_norm_and_the_better_one_counts_more():
-    normals, anomalies = [surprises(200, seed) for seed in (0, 1)], [surprises(10, seed) for seed in (2, 3)]
-    anomalies[1] += 5
-    first, second = fit_weights(normals, anomalies, [known([0] * 10)] * 2, [1, 1], 10)
+    backbones = [calibrated(surprises(10, seed + 2, 5.0 * seed), [0] * 10, seed=seed) for seed in (0, 1)]
+    first, second = fit_weights(backbones, 10)
     parts = torch.stack([torch.stack([w[own].sum() for own in MEMBERS]) for w in (first, second)])
     assert second.sum() > first.sum() and float(parts.norm()) == pytest.approx(WEIGHT_NORM, rel=1e-4)

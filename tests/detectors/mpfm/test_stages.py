@@ -5,14 +5,14 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from mpfm_kedro.detectors.mpfm.calibration import calibrate
-from mpfm_kedro.detectors.mpfm.closed_form import Initialised
+from mpfm_kedro.detectors.mpfm.calibration import Evidence, SoftCalibration
+from mpfm_kedro.detectors.mpfm.closed_form import HeldOut
 from mpfm_kedro.detectors.mpfm.detector import load, load_fold_models
 from mpfm_kedro.detectors.mpfm.model import MPFM
 from mpfm_kedro.detectors.mpfm.rounds import Rounds
 from mpfm_kedro.detectors.mpfm.stages import anomaly_evidence, normal_evidence
 from mpfm_kedro.parameters import RepairParameters
-from small_mpfm import CPU, PRINTED, Memory, fit, make_data, specify
+from small_mpfm import CPU, PRINTED, fit, make_data, specify
 
 
 def auc(pieces, normals, anomalies):
@@ -36,7 +36,7 @@ def test_any_number_of_known_anomalies_makes_a_detector(n_known):
     assert auc(pieces, normals, anomalies) > 0.9
     weight = load(pieces, CPU).first.calibration.weight
     assert (weight >= 0).all() and (weight.sum(0) > 0).all()
-    left_out = load_fold_models(pieces, data.anomalies.source, 0, CPU)
+    left_out = load_fold_models(pieces, data, 0, CPU)
     for kind, number in (("normals", 60), ("anomalies", 2 * n_known if n_known > 1 else 0)):
         found = np.concatenate([getattr(each, kind) for each in left_out])
         np.testing.assert_array_equal(np.sort(found), np.arange(number))
@@ -61,33 +61,12 @@ def test_every_printed_form_makes_a_detector(repair, n_known):
     assert auc(fit(specify(**changes), data), normals, anomalies) > 0.6
 
 
-def test_the_same_seed_gives_the_same_bits():
-    data, *_ = make_data()
-    first, second, other = (fit(specify(), data, seed) for seed in (0, 0, 1))
-    assert same(first, second)
-    assert not torch.equal(first["training"].tensors["m_a.weight"], other["training"].tensors["m_a.weight"])
-
-
-def test_little_memory_gives_the_same_bits():
-    data, *_ = make_data()
-    assert same(fit(specify(), data), fit(specify(), data, memory=0))
-
-
-@pytest.mark.parametrize("forms", [{}, PRINTED], ids=["repaired", "printed"])
-def test_an_interrupted_fit_gives_the_same_pieces(forms):
-    data, *_ = make_data()
-    checkpoint = Memory()
-    whole = fit(specify(**forms), data, checkpoint=checkpoint)
-    assert len(checkpoint.states) == 2
-    assert same(whole, fit(specify(**forms), data, checkpoint=Memory(checkpoint.states[:1])))
-
-
 def test_an_anomaly_that_a_round_leaves_out_does_not_change_it():
     data, *_ = make_data(n_known=3)
     moved = data.anomalies.pooled + 50 * (data.anomalies.source == 0)[:, None].astype(np.float32)
     pieces = fit(specify(), data)
     changed = fit(specify(), replace(data, anomalies=replace(data.anomalies, pooled=moved)))["training"].tensors
-    rounds = Rounds.of_folds(pieces["prototypes"].tensors["fold"].numpy(), data.anomalies.source, 0)
+    rounds = Rounds.of_folds(pieces["prototypes"].tensors["fold"].numpy(), data, 0)
     (r,) = np.flatnonzero(~rounds.anomalies[:, 0])
     for name, value in pieces["training"].tensors.items():
         torch.testing.assert_close(value[r], changed[name][r], rtol=1e-4, atol=1e-5, msg=name)
@@ -97,7 +76,7 @@ def test_an_anomaly_that_a_round_leaves_out_does_not_change_it():
 def raw_scores(branch, rows):
     z = branch.closed_form.standardiser.z_of(rows)
     x, p, mode = branch.closed_form.enter(z)
-    squares = branch.closed_form.mean_squares(rows, mode, branch.top_share)
+    squares = branch.closed_form.mean_squares(rows, mode)
     return branch.raw_scores(z, x, p, squares, rows.map_batch())[0]
 
 
@@ -108,17 +87,18 @@ EVIDENCE_FORMS = [{}, {"residual": "printed"}, {"likelihood": "printed"}, PRINTE
 def test_evidence_of_normals_is_what_the_fold_models_say_and_calibrates_those_that_learn_from_them(forms):
     data, *_ = make_data(n_known=4)
     pieces = fit(specify(**forms, learning_rate=0.3), data)
-    fold_models = load_fold_models(pieces, data.anomalies.source, 0, CPU)
+    fold_models = load_fold_models(pieces, data, 0, CPU)
     final = load(pieces, CPU)
     branches = [model.first for model in (*(fold.detector for fold in fold_models), final)]
-    initialised = Initialised.restore(pieces["prototypes"], CPU)
-    evidence = normal_evidence(data.normals, initialised, branches)
+    held_out = HeldOut.restore(pieces["prototypes"])
+    evidence = normal_evidence(data.normals, held_out, branches)
     for fold in fold_models:
         expected = raw_scores(fold.detector.first, data.normals.take(fold.normals))
         torch.testing.assert_close(evidence.scores[fold.normals], expected, rtol=1e-3, atol=1e-3)
     if "fusion" not in forms:
         for branch, fold in zip(branches, [*range(len(fold_models)), -1], strict=True):
-            expected, _ = calibrate(evidence.take(torch.from_numpy(initialised.fold != fold)), initialised.n_modes)
+            learned = Evidence(*(value[torch.from_numpy(held_out.fold != fold)] for value in evidence))
+            expected, _ = SoftCalibration.fit(learned, len(branch.closed_form.groups.mode_center))
             for name, value in branch.calibration.state_dict().items():
                 if name != "weight":
                     torch.testing.assert_close(value, getattr(expected, name), msg=name)
@@ -127,11 +107,10 @@ def test_evidence_of_normals_is_what_the_fold_models_say_and_calibrates_those_th
 @pytest.mark.parametrize("n_known", [0, 1, 2, 4])
 def test_each_anomaly_is_evidence_once_by_a_round_that_has_not_seen_it(make_problem, n_known):
     problem = make_problem(n_known=n_known)
-    closed_forms = enumerate(problem.initialised.closed_forms)
-    models = [MPFM(closed_form, problem.modules.of_round(r), None, 0.2) for r, closed_form in closed_forms]
+    models = [MPFM(closed_form, problem.of_round(r)) for r, closed_form in enumerate(problem.closed_forms)]
     found = anomaly_evidence(problem.data.anomalies, models, problem.rounds)
     left_out = n_known if n_known > 1 else 0
-    assert float(found.count.sum()) == pytest.approx(left_out) and len(found.scores) == 2 * left_out
+    assert float(found.weight.sum()) == pytest.approx(left_out) and len(found.scores) == 2 * left_out
     for row, (r, image) in enumerate(zip(*np.nonzero(~problem.rounds.anomalies), strict=True)):
         expected = raw_scores(models[r], problem.data.anomalies.take(np.array([image])))[0]
         torch.testing.assert_close(found.scores[row], expected, rtol=1e-3, atol=1e-3)

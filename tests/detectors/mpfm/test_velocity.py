@@ -18,7 +18,11 @@ def made(k=3, seed=0, printed=False):
     torch.manual_seed(seed)
     network = ResidualNetwork.start(R, D, 6, k * (D + 1) if printed else D, torch.Generator()).double()
     network.write.data, network.offset.data = 0.3 * double(*network.write.shape), 0.3 * double(*network.offset.shape)
-    velocity = NetworkVelocity(network, k) if printed else CoupledVelocity(double(R, k, D), double(R, k).exp(), network)
+    velocity = (
+        NetworkVelocity(network)
+        if printed
+        else CoupledVelocity(network, center=double(R, k, D), gain=double(R, k).exp())
+    )
     return velocity, (double(R, B, D), torch.rand(R, B, 1).double(), double(R, B, k).softmax(2))
 
 
@@ -77,6 +81,6 @@ def test_each_component_moves_along_the_straight_path_of_its_group(t):
 def test_a_new_network_adds_nothing_and_a_printed_one_has_distinct_components():
     x, t = torch.randn(R, B, D), torch.rand(R, B, 1)
     assert ResidualNetwork.start(R, D, 6, D, torch.Generator())(x, t).abs().max() == 0
-    printed = NetworkVelocity(ResidualNetwork.start(R, D, 6, 3 * (D + 1), torch.Generator(), zero=False), 3)
+    printed = NetworkVelocity(ResidualNetwork.start(R, D, 6, 3 * (D + 1), torch.Generator(), zero=False))
     mean = printed.components(x, t).mean
     assert (mean[:, :, 0] - mean[:, :, 1]).abs().min() > 0

@@ -115,7 +115,7 @@ class PrototypeNetwork(nn.Module):
         spread = float((end[:, None] - mean).square().mean(2).amin(1).mean().sqrt())
         self.prototypes = Prototypes(mean, share, max(spread, 1e-3))
         nll = self.prototypes.nll(self.prototypes.standardised(end))
-        self.global_score = Logit(nll.mean()[None], nll.std(correction=0)[None])
+        self.global_score = Logit.start(nll.mean()[None], nll.std(correction=0)[None])
         self.local_score = TopPositions(channels, absolute=False)
         self.residual_score, self.normality = zero_linear(DIMENSION), zero_linear(pooled.shape[1])
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
-from mpfm_kedro.detectors.base import Context, Detector, TrainingData
+from mpfm_kedro.detectors.base import Baseline, Context, TrainingData
 from mpfm_kedro.detectors.inputs import FARTHEST, StandardisedInput, TrainingInput, training_inputs
 from mpfm_kedro.detectors.mpfm.patches import top_number
 from mpfm_kedro.errors import InputError
@@ -50,7 +50,7 @@ def balanced_batches(sizes: list[int], steps: int, generator: torch.Generator) -
         yield first[group] + (position * size[group]).long(), group
 
 
-class GradientDetector(Detector):
+class GradientDetector(Baseline):
     """A network trained by gradient descent on normals and known anomalies.
 
     Adam, weight decay 1e-5, gradient norm at most 1, rate × 0.1 after every fifth of the steps. The published

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mpfm_kedro.backbones.rows import FeatureRows
-from mpfm_kedro.detectors.base import IMAGES_PER_BATCH, Context, Detector, TrainingData
+from mpfm_kedro.detectors.base import Baseline, Context, TrainingData
 from mpfm_kedro.detectors.inputs import StandardisedInput
 from mpfm_kedro.detectors.mpfm.patch_fitting import k_centre
 from mpfm_kedro.detectors.mpfm.patches import to_patches
@@ -20,7 +20,7 @@ CORESET = 2000
 PROJECTED = 64
 
 
-class PatchNeighbours(Detector):
+class PatchNeighbours(Baseline):
     """max over positions of the distance to the nearest patch of the coreset.
 
     Patches are positions of the maps averaged with their neighbours, standardised by channel on the normals. The
@@ -61,7 +61,7 @@ class PatchNeighbours(Detector):
         positions = math.prod(rows.maps.shape[2:])
         per_image = min(positions, -(-CANDIDATES // len(rows)))
         drawn = []
-        for part in rows.slices(IMAGES_PER_BATCH, self.bytes_per_image(rows)):
+        for part in rows.slices(bytes_per_image=self.bytes_per_image(rows)):
             patches = to_patches(rows.map_batch(part))
             index = rng.permuted(np.tile(np.arange(positions), (len(patches), 1)), axis=1)[:, :per_image]
             drawn.append(patches[torch.arange(len(patches))[:, None], torch.from_numpy(index)].flatten(0, 1))

@@ -18,9 +18,9 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
 
-from mpfm_kedro.detectors.base import Context, Detector, TrainingData
+from mpfm_kedro.detectors.base import Baseline, Context, TrainingData
 from mpfm_kedro.detectors.inputs import StandardisedInput
-from mpfm_kedro.detectors.mpfm.modes import choose_partition
+from mpfm_kedro.detectors.mpfm.groups import choose_modes
 from mpfm_kedro.detectors.mpfm.rounds import assign_folds
 from mpfm_kedro.detectors.mpfm.whitening import SHRINKAGES, Spectrum
 
@@ -31,7 +31,7 @@ NEIGHBOURS = 5
 PENALTY = 1e-3  # C of the logistic regression
 
 
-class PooledDetector(Detector):
+class PooledDetector(Baseline):
     """A standardiser and scores of z; what is learned is in buffers."""
 
     supervised: ClassVar[bool] = False
@@ -105,8 +105,8 @@ class MixtureOfModes(PooledDetector):
 
     def learn(self, normals: np.ndarray, known: np.ndarray, seed: int) -> None:
         """Partition, shrinkage and covariances, in double precision."""
-        fold = assign_folds(len(normals), FOLDS, seed)
-        label, _ = choose_partition(normals, fold, MAX_MODES, MIN_MODE_SIZE, seed)
+        fold = assign_folds(np.arange(len(normals)), FOLDS, seed)
+        label, _ = choose_modes(normals, fold, MAX_MODES, MIN_MODE_SIZE, seed)
         members = [(normals[mode].astype(np.float64), fold[mode] == 0) for mode in _groups(label)]
         factors = []
         for z, held_out in members:
@@ -186,7 +186,7 @@ class LogisticRegressionAndMahalanobis(PooledDetector):
 
     def learn(self, normals: np.ndarray, known: np.ndarray, seed: int) -> None:
         """Both parts on all normals, their centre and spread by cross-fitting."""
-        fold, held_out = assign_folds(len(normals), FOLDS, seed), np.empty((len(normals), 2))
+        fold, held_out = assign_folds(np.arange(len(normals)), FOLDS, seed), np.empty((len(normals), 2))
         for excluded in _groups(fold):
             self._learn_parts(normals[~excluded], known, seed)
             held_out[excluded] = self._parts(torch.from_numpy(normals[excluded])).numpy()

@@ -7,8 +7,7 @@ left-out anomalies decide how much of the training counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -29,6 +28,15 @@ FAR = 10.0  # nats
 TAIL_PRIOR = 5.0  # normals that the tail is drawn to the slope of the bulk
 
 
+class Evidence(NamedTuple):
+    """Scores of images that nothing was fitted to."""
+
+    scores: Tensor  # (n, S)
+    p: Tensor  # group weights (n, K)
+    mode: Tensor  # (n,)
+    weight: Tensor  # what each counts (n,): a normal 1, a known anomaly 1 over all of its views
+
+
 class PlainSum(TensorModule):
     """The printed form: S_g + S_a + S_r − S_n of the trained modules' outputs, as far as they are counted."""
 
@@ -40,7 +48,7 @@ class PlainSum(TensorModule):
 
     def contributions(self, t: Tensor, mode: Tensor) -> Tensor:
         """What each part adds to the sum: (B, …, S) and modes (B,) → (B, …, 4)."""
-        added = t * _beside(of_mode(self.weight.T, mode), t)
+        added = t * _in_shape_of(t, of_mode(self.weight.T, mode))
         return torch.stack([added[..., members].sum(-1) for members in MEMBERS], -1)
 
     def parts(self, t: Tensor, mode: Tensor) -> Tensor:
@@ -48,7 +56,7 @@ class PlainSum(TensorModule):
         return t[:, [members[-1] for members in MEMBERS]] * SIGNS.to(t)
 
 
-class Calibration(PlainSum):
+class SoftCalibration(PlainSum):
     """Scores in nats of surprise, and their weights, which are not negative."""
 
     center: Tensor  # of each of S scores in each mode (S, J)
@@ -58,14 +66,35 @@ class Calibration(PlainSum):
     knot: Tensor  # where the slope of t changes (S, Q)
     bend: Tensor  # by how much (S, Q)
 
+    @classmethod
+    def fit(cls, normals: Evidence, n_modes: int) -> tuple[Self, Tensor]:
+        """The calibration by held-out normals, with weights of 1; and t of these normals themselves, (n, S).
+
+        In its own t a normal does not take part in the statistics of its groups: it is as a new one.
+        """
+        center, spread = _mode_statistics(normals, n_modes)
+        s = (normals.scores - center.T[normals.mode]) / spread.T[normals.mode]
+        total, size = normals.p.T @ s, normals.p.sum(0)[:, None]  # (K, S), (K, 1)
+        mean = total / (size + GROUP_PRIOR)
+        squares = normals.p[..., None] * (s[:, None] - mean).square()  # (n, K, S)
+        variance = (squares.sum(0) + GROUP_PRIOR) / (size + GROUP_PRIOR)
+        p, others = normals.p[..., None], size - normals.p[..., None] + GROUP_PRIOR
+        mean_without = (total - p * s[:, None]) / others
+        variance_without = (squares.sum(0) - squares + GROUP_PRIOR) / others
+        held_out = (s - (p * mean_without).sum(1)) / (p * variance_without).sum(1).sqrt()
+        knot, bend = fit_tails(held_out)
+        tables = {"center": center, "spread": spread, "group_mean": mean.T, "group_variance": variance.T}
+        calibration = cls(**tables, knot=knot, bend=bend, weight=torch.ones_like(center))
+        return calibration, surprise(held_out, knot, bend)
+
     def forward(self, scores: Tensor, p: Tensor, mode: Tensor) -> Tensor:
         """t = −log p̂ of each score: (B, …, S), p (B, K) and modes (B,) → (B, …, S).
 
         s' = (s − Σ_k p_k m_k) / √(Σ_k p_k v_k), then a line with bends: 0 for the least unusual normal, and straight
         beyond the 90 % quantile, which is an exponential tail (``surprise``).
         """
-        center, spread = (_beside(table.T[mode], scores) for table in (self.center, self.spread))
-        mean, variance = (_beside(p @ table.T, scores) for table in (self.group_mean, self.group_variance))
+        center, spread = (_in_shape_of(scores, table.T[mode]) for table in (self.center, self.spread))
+        mean, variance = (_in_shape_of(scores, p @ table.T) for table in (self.group_mean, self.group_variance))
         standardised = ((scores - center) / spread - mean) / variance.sqrt()
         return surprise(standardised, self.knot, self.bend)
 
@@ -76,56 +105,9 @@ class Calibration(PlainSum):
         return torch.stack(parts, 1) * SIGNS.to(t)
 
 
-def _beside(table: Tensor, scores: Tensor) -> Tensor:
+def _in_shape_of(scores: Tensor, table: Tensor) -> Tensor:
     """Values of images (B, S) in the shape of their scores (B, …, S)."""
     return table.view(-1, *(1,) * (scores.dim() - 2), len(SCORES))
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Scores of images that nothing was fitted to.
-
-    Args:
-        scores: (n, S).
-        p: group weights (n, K).
-        mode: (n,).
-        count: what each counts (n,): a normal 1, a known anomaly 1 over all of its views.
-    """
-
-    scores: Tensor
-    p: Tensor
-    mode: Tensor
-    count: Tensor
-
-    def take(self, index: Tensor) -> Evidence:
-        """Some of the images."""
-        return Evidence(*(value[index] for value in vars(self).values()))
-
-    @classmethod
-    def joined(cls, evidence: Sequence[Evidence]) -> Evidence:
-        """All of some evidence."""
-        return cls(*(torch.cat(values) for values in zip(*(vars(one).values() for one in evidence), strict=True)))
-
-
-def calibrate(normals: Evidence, n_modes: int) -> tuple[Calibration, Tensor]:
-    """The calibration by held-out normals, with weights of 1; and t of these normals themselves, (n, S).
-
-    In its own t a normal does not take part in the statistics of its groups: it is as a new one.
-    """
-    center, spread = _mode_statistics(normals, n_modes)
-    s = (normals.scores - center.T[normals.mode]) / spread.T[normals.mode]
-    total, size = normals.p.T @ s, normals.p.sum(0)[:, None]  # (K, S), (K, 1)
-    mean = total / (size + GROUP_PRIOR)
-    squares = normals.p[..., None] * (s[:, None] - mean).square()  # (n, K, S)
-    variance = (squares.sum(0) + GROUP_PRIOR) / (size + GROUP_PRIOR)
-    p, others = normals.p[..., None], size - normals.p[..., None] + GROUP_PRIOR
-    mean_without = (total - p * s[:, None]) / others
-    variance_without = (squares.sum(0) - squares + GROUP_PRIOR) / others
-    held_out = (s - (p * mean_without).sum(1)) / (p * variance_without).sum(1).sqrt()
-    knot, bend = fit_tails(held_out)
-    tables = {"center": center, "spread": spread, "group_mean": mean.T, "group_variance": variance.T}
-    calibration = Calibration(**tables, knot=knot, bend=bend, weight=torch.ones_like(center))
-    return calibration, surprise(held_out, knot, bend)
 
 
 def _mode_statistics(normals: Evidence, n_modes: int) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,7 @@ final one will say of new normals: training and calibration rest on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -18,67 +17,48 @@ from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Artefact, Context
 from mpfm_kedro.detectors.mpfm.flow import Flow
 from mpfm_kedro.detectors.mpfm.groups import Groups, fit_partition, means_of
-from mpfm_kedro.detectors.mpfm.patch_fitting import SmoothedPatches, fit_patch_prototypes
-from mpfm_kedro.detectors.mpfm.patches import (
-    PatchPrototypes,
-    at_positions,
-    mean_of_top,
-    position_scale,
-    to_patches,
-    top_positions,
-)
+from mpfm_kedro.detectors.mpfm.patch_fitting import SmoothedPatches, fit_patch_prototypes, held_out_squares
+from mpfm_kedro.detectors.mpfm.patches import PatchPrototypes, mean_of_top, to_patches
 from mpfm_kedro.detectors.mpfm.prototypes import PrototypeMixture
 from mpfm_kedro.detectors.mpfm.rounds import FINAL
-from mpfm_kedro.detectors.mpfm.standardiser import Standardiser, fit_standardiser
 from mpfm_kedro.detectors.mpfm.velocity import CoupledVelocity
-from mpfm_kedro.detectors.mpfm.whitening import SHRINKAGES, Spectrum, Whitening, no_whitening
+from mpfm_kedro.detectors.mpfm.whitening import SHRINKAGES, Spectrum, Standardiser, Whitening, no_whitening
 from mpfm_kedro.parameters import PrototypeParameters
 
 GAIN_PRIOR = 20  # normals that the gain of a group is drawn to that of all
-HELD_OUT = ("offset", "group", "p", "mode", "squares")
 
 
-class Entered(NamedTuple):
-    """Images as they enter the flow: x (n, d), group weights p (n, K), mode (n,)."""
+class FlowInput(NamedTuple):
+    """Images as they enter the flow."""
 
-    x: Tensor
-    p: Tensor
-    mode: Tensor
+    x: Tensor  # (n, d)
+    p: Tensor  # group weights (n, K)
+    mode: Tensor  # (n,)
 
 
 class ClosedForm(nn.Module):
-    """The start of the flow in one round: groups, whitening, prototypes of patches.
+    """The start of the flow in one round: groups, whitening, prototypes of patches, and a flow without a network.
 
-    Args:
-        standardiser: of the features, the same in all rounds.
-        groups: of the normals.
-        whitening: A.
-        patches: prototypes of patches.
-        flow: without a network, R = 1.
+    Residuals of patches are averaged over ``top_share`` of the positions.
     """
 
-    def __init__(
-        self, standardiser: Standardiser, groups: Groups, whitening: Whitening, patches: PatchPrototypes, flow: Flow
-    ) -> None:
+    def __init__(self, top_share: float) -> None:
         super().__init__()
-        self.standardiser = standardiser
-        self.groups = groups
-        self.whitening = whitening
-        self.patches = patches
-        self.flow = flow
+        self.top_share = top_share
+        self.standardiser = Standardiser()  # the same in all rounds
+        self.groups = Groups()
+        self.whitening = Whitening()
+        self.patches = PatchPrototypes()
+        self.flow = Flow(CoupledVelocity(), PrototypeMixture())
 
     @classmethod
-    def restore(cls, artefact: Artefact, number: int = FINAL) -> Self:
-        """The closed form of one round of what ``Initialised.store`` gave."""
-        part = Artefact(artefact.part(f"rounds.{number % artefact.details['n_rounds']}")).part
-        prototypes, velocity = PrototypeMixture(**part("flow.prototypes")), part("flow.velocity")
-        return cls(
-            Standardiser(**artefact.part("standardiser")),
-            Groups(**part("groups")),
-            Whitening(**part("whitening")),
-            PatchPrototypes(**part("patches")),
-            Flow(CoupledVelocity(velocity["center"], velocity["gain"]), prototypes.requires_grad_(False)),
-        )
+    def restore(cls, fit: Artefact, number: int = FINAL) -> Self:
+        """One round of what ``initialise`` gave."""
+        prefix = f"rounds.{number % fit.details['n_rounds']}."
+        kept = {name: value for name, value in fit.tensors.items() if name.startswith((prefix, "standardiser."))}
+        closed_form = cls(fit.details["top_share"])
+        closed_form.load_state_dict({name.removeprefix(prefix): value for name, value in kept.items()})
+        return closed_form.requires_grad_(False)
 
     @property
     def center(self) -> Tensor:
@@ -91,93 +71,45 @@ class ClosedForm(nn.Module):
         """Where it is."""
         return self.patches.mean.device
 
-    def enter(self, z: Tensor) -> Entered:
+    def enter(self, z: Tensor) -> FlowInput:
         """x = A z, p_k(z) and the mode of standardised features (n, d)."""
         p, mode = self.groups(z)
-        return Entered(self.whitening(z), p, mode)
+        return FlowInput(self.whitening(z), p, mode)
 
     def score_of(self, x: Tensor, p: Tensor) -> Tensor:
         """S_g at step 0 of images that have entered, (n, d) and (n, K) → (n,)."""
         return self.flow.score(self.flow.psi(x[None], p[None]))[0]
 
     @torch.no_grad()
-    def mean_squares(self, rows: FeatureRows, mode: Tensor, top_share: float) -> Tensor:
+    def mean_squares(self, rows: FeatureRows, mode: Tensor) -> Tensor:
         """Squared residuals of patches by channel, averaged over the top positions of each image, (n, C)."""
         squares = torch.empty(len(rows), rows.maps.shape[1])
         for part, maps in rows.map_batches(self.device):
-            squares[part] = mean_of_top(self.patches.squares(to_patches(maps), mode[part]), top_share).cpu()
+            squares[part] = mean_of_top(self.patches.squares(to_patches(maps), mode[part]), self.top_share).cpu()
         return squares
 
 
-@dataclass(frozen=True)
-class Initialised:
-    """The start of a fit, and what the closed form without its fold makes of each normal.
+class HeldOut(NamedTuple):
+    """What the closed form without its fold makes of each of n normals."""
 
-    Args:
-        closed_forms: of all rounds, the last of all normals.
-        fold: of each normal (n,).
-        offset: x − m_c (n, d), c the most probable group.
-        group: c (n,).
-        p: group weights (n, K).
-        mode: (n,).
-        squares: of the residuals of patches by channel, averaged over the top positions, (n, C).
-        top_share: of the positions, averaged by M_r.
-    """
-
-    closed_forms: list[ClosedForm]
-    fold: np.ndarray
-    offset: Tensor
-    group: Tensor
-    p: Tensor
-    mode: Tensor
-    squares: Tensor
-    top_share: float
-
-    @property
-    def n_modes(self) -> int:
-        """J."""
-        return len(self.closed_forms[FINAL].groups.mode_center)
-
-    @property
-    def center(self) -> Tensor:
-        """m of all rounds, (R, K, d)."""
-        return torch.stack([closed_form.center for closed_form in self.closed_forms])
-
-    def held_out(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Each round that leaves something out, and the normals that it leaves out."""
-        for number in range(len(self.closed_forms) - 1):
-            yield number, np.flatnonzero(self.fold == number)
-
-    def x(self, number: int, normals: np.ndarray) -> Tensor:
-        """x of some normals as if a round had left them out, (b, d)."""
-        closed_form = self.closed_forms[number]
-        return closed_form.center[self.group[normals]] + self.offset[normals].to(closed_form.device)
-
-    def step_0_scores(self) -> Tensor:
-        """S_g at step 0 of each normal by the closed form without its fold, (n,)."""
-        scores = torch.empty(len(self.fold))
-        for number, normals in self.held_out():
-            closed_form = self.closed_forms[number]
-            p = self.p[normals].to(closed_form.device)
-            scores[normals] = closed_form.score_of(self.x(number, normals), p).cpu()
-        return scores
-
-    def store(self, group: np.ndarray, details: dict[str, Any]) -> Artefact:
-        """To be stored, with the group of each normal in the partition (n,) and further details."""
-        tensors = {"fold": torch.from_numpy(self.fold), "group": torch.from_numpy(group)}
-        tensors |= {f"held_out.{name}": getattr(self, name) for name in HELD_OUT}
-        for number, closed_form in enumerate(self.closed_forms):
-            for name, value in closed_form.state_dict().items():
-                tensors[name if name.startswith("standardiser.") else f"rounds.{number}.{name}"] = value
-        tensors = {name: value.detach().cpu().clone() for name, value in tensors.items()}
-        return Artefact(tensors, {"n_rounds": len(self.closed_forms), "top_share": self.top_share, **details})
+    fold: np.ndarray  # (n,)
+    offset: Tensor  # x − m_c (n, d)
+    group: Tensor  # c, the most probable group (n,)
+    p: Tensor  # group weights (n, K)
+    mode: Tensor  # (n,)
+    squares: Tensor  # of the residuals of patches by channel, averaged over the top positions (n, C)
 
     @classmethod
-    def restore(cls, artefact: Artefact, device: torch.device) -> Self:
-        """The inverse of ``store``, with the closed forms on a device."""
-        closed_forms = [ClosedForm.restore(artefact, r).to(device) for r in range(artefact.details["n_rounds"])]
-        held_out, fold = artefact.part("held_out"), artefact.tensors["fold"].numpy()
-        return cls(closed_forms, fold, **held_out, top_share=artefact.details["top_share"])
+    def restore(cls, fit: Artefact) -> HeldOut:
+        """The part of what ``initialise`` gave."""
+        return cls(fit.tensors["fold"].numpy(), **fit.part("held_out"))
+
+    def enter(self, closed_forms: Sequence[ClosedForm]) -> Iterator[tuple[int, np.ndarray, Tensor, Tensor]]:
+        """The normals (b,) that each round leaves out, as they enter its flow: its number, they, x (b, d), p (b, K)."""
+        for number, closed_form in enumerate(closed_forms[:FINAL]):
+            normals = np.flatnonzero(self.fold == number)
+            x = closed_form.center[self.group[normals]] + self.offset[normals].to(closed_form.device)
+            yield number, normals, x, self.p[normals].to(x)
 
 
 def initialise(
@@ -188,17 +120,17 @@ def initialise(
     context: Context,
     whitened: bool = True,
 ) -> Artefact:
-    """The closed forms of normals with folds (n,), as ``Initialised`` stores them.
+    """The closed forms of all rounds, and what they make of held-out normals.
 
     Args:
         normals: n training normals.
-        fold: that leaves out each of them.
+        fold: that leaves out each of them (n,).
         parameters: numbers of groups, modes and prototypes of patches, and the share of positions averaged by M_r.
         seed: of K-means++ and k-centre.
         context: where patches are compared, and the memory that they may take.
         whitened: False for the printed form, whose flow starts from raw features.
     """
-    standardiser = fit_standardiser(normals)
+    standardiser = Standardiser.fit(normals)
     z = standardiser.z_of(normals).numpy()
     limits = parameters.n_prototypes, parameters.max_modes, parameters.min_mode_size
     partition = fit_partition(z, fold, *limits, seed)
@@ -210,7 +142,8 @@ def initialise(
     offset = z - np.stack(means)[fold, group]
     shrinkage, whitenings = 1.0, [no_whitening(z.shape[1])] * len(kept)
     if whitened:
-        spectra = [Spectrum.of(z[own] - mean[partition.group[own]]) for own, mean in zip(kept, means, strict=True)]
+        within = zip(kept, means, strict=True)
+        spectra = [Spectrum.of(z[learned] - mean[partition.group[learned]]) for learned, mean in within]
         shrinkage = _choose_shrinkage(spectra, offset, fold)
         whitenings = [spectrum.whitening(shrinkage) for spectrum in spectra]
     x_offset = torch.empty(z.shape)
@@ -219,16 +152,20 @@ def initialise(
     smoothed = SmoothedPatches(normals, context.device, context.memory // 2)
     n_patches = parameters.n_patch_prototypes
     patches = fit_patch_prototypes(smoothed, kept, partition.mode, partition.n_modes, n_patches, seed)
-    squares = _held_out_squares(patches, smoothed, fold, mode, parameters.top_share)
+    squares = held_out_squares(patches, smoothed, fold, mode, parameters.top_share)
+    held_out = {"offset": x_offset, "group": group, "p": p, "mode": mode, "squares": squares}
+    tensors = {f"held_out.{name}": value for name, value in held_out.items()}
+    tensors |= {"fold": torch.from_numpy(fold), "group": torch.from_numpy(partition.group)}
+    standardiser.state_dict(destination=tensors, prefix="standardiser.")
     energy = x_offset.square().mean(1).double().numpy()
-    closed_forms = []
     for r, learned in enumerate(kept):
         center = whitenings[r](torch.from_numpy(means[r]))
         flow = _start(center, groups[r].share, energy[learned], group.numpy()[learned], whitened)
-        closed_forms.append(ClosedForm(standardiser, groups[r], whitenings[r], patches[r], flow))
-    initialised = Initialised(closed_forms, fold, x_offset, group, p, mode, squares, parameters.top_share)
-    details = {"shrinkage": shrinkage, "modes_tried": partition.modes_tried}
-    return initialised.store(partition.group, details)
+        of_round = {"groups": groups[r], "whitening": whitenings[r], "patches": patches[r], "flow": flow}
+        nn.ModuleDict(of_round).state_dict(destination=tensors, prefix=f"rounds.{r}.")
+    details: dict[str, Any] = {"shrinkage": shrinkage, "modes_tried": partition.modes_tried}
+    details |= {"n_rounds": len(kept), "top_share": parameters.top_share}
+    return Artefact({name: value.cpu().clone() for name, value in tensors.items()}, details)
 
 
 def _held_out_groups(z: Tensor, fold: np.ndarray, groups: list[Groups]) -> tuple[Tensor, Tensor]:
@@ -258,31 +195,4 @@ def _start(center: Tensor, share: Tensor, energy: np.ndarray, group: np.ndarray,
         # copies of one image do not vary
         gain, scale = torch.from_numpy(np.where(mean > 1e-9, mean.clip(1e-9) ** -0.5, 1.0)).float(), 1.0
     prototypes = PrototypeMixture(mean=center[None], logit=share.log()[None], scale=torch.tensor([scale]))
-    return Flow(CoupledVelocity(center[None], gain[None]), prototypes.requires_grad_(False))
-
-
-@torch.no_grad()
-def _held_out_squares(
-    patches: list[PatchPrototypes], smoothed: SmoothedPatches, fold: np.ndarray, mode: Tensor, top_share: float
-) -> Tensor:
-    """Give all prototypes the scale that held-out normals need at each position; their residuals by it, (n, C)."""
-
-    def batches() -> Iterator[tuple[PatchPrototypes, Tensor, Tensor, Tensor]]:
-        for number, prototypes in enumerate(patches[:FINAL]):
-            prototypes.to(smoothed.device)
-            for images, batch in smoothed.batches(np.flatnonzero(fold == number)):
-                index = torch.from_numpy(images)
-                yield prototypes, index, batch, mode[index].to(smoothed.device)
-
-    n, positions, channels = smoothed.shape
-    energy, squares = torch.empty(n, positions), torch.empty(n, channels)
-    for prototypes, images, batch, of_images in batches():
-        energy[images] = prototypes.squares(batch, of_images).sum(2).cpu()
-    scale = position_scale(energy.view(n, *smoothed.map_shape), mode, len(patches[FINAL].center))
-    for prototypes in patches:
-        prototypes.scale.copy_(scale)
-    top = top_positions(energy / scale[mode].flatten(1), top_share)
-    for prototypes, images, batch, of_images in batches():
-        position = top[images].to(smoothed.device)
-        squares[images] = prototypes.squares(at_positions(batch, position), of_images, position).mean(1).cpu()
-    return squares
+    return Flow(CoupledVelocity(center=center[None], gain=gain[None]), prototypes)

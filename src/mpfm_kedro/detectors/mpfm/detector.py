@@ -1,4 +1,4 @@
-"""MPFM as a detector: one branch per backbone, from stored pieces to scores of stored features."""
+"""MPFM as a detector: one branch per backbone, from stored fits to scores of stored features."""
 
 from __future__ import annotations
 
@@ -11,21 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from mpfm_kedro.backbones.rows import IMAGES_IN_CACHE, FeatureRows
-from mpfm_kedro.detectors.base import Artefact, Scores
-from mpfm_kedro.detectors.mpfm.calibration import Calibration, PlainSum
-from mpfm_kedro.detectors.mpfm.closed_form import ClosedForm
-from mpfm_kedro.detectors.mpfm.model import MPFM, Inspection
-from mpfm_kedro.detectors.mpfm.modules import Modules
+from mpfm_kedro.detectors.base import Artefact, Detector, Scores, TrainingData
+from mpfm_kedro.detectors.mpfm.calibration import PlainSum, SoftCalibration
+from mpfm_kedro.detectors.mpfm.model import MPFM, MPFMOutput
 from mpfm_kedro.detectors.mpfm.rounds import FINAL, Rounds
-from mpfm_kedro.detectors.mpfm.specification import stage_name
 
 
-class MPFMDetector(nn.Module):
-    """MPFM on one or several backbones, whose scores were weighed together: S is the sum over the branches.
-
-    Args:
-        branches: MPFM on the features of each backbone.
-    """
+class MPFMDetector(Detector):
+    """MPFM on one or several backbones, whose scores were weighed together: S is the sum over the branches."""
 
     def __init__(self, branches: Sequence[MPFM]) -> None:
         super().__init__()
@@ -38,117 +31,94 @@ class MPFMDetector(nn.Module):
         assert isinstance(branch, MPFM)
         return branch
 
-    @property
-    def device(self) -> torch.device:
-        """Where it is."""
-        return self.first.closed_form.device
-
-    def forward(self, features: Sequence[tuple[Tensor, Tensor]]) -> Inspection:
+    def forward(self, features: Sequence[tuple[Tensor, Tensor]]) -> MPFMOutput:
         """Pooled statistics and maps of each backbone → scores and map; parts, mode and group are of the first.
 
         The maps of all backbones are added at the resolution of the first.
         """
-        predictions = [branch(*values) for branch, values in zip(self.branches, features, strict=True)]
-        first = predictions[0]
-        if len(predictions) == 1:
+        outputs = [branch(*values) for branch, values in zip(self.branches, features, strict=True)]
+        first = outputs[0]
+        if len(outputs) == 1:
             return first
         size = first.positions.shape[1:]
-        maps = [nn.functional.interpolate(one.positions[:, None], size, mode="bilinear") for one in predictions]
+        maps = [nn.functional.interpolate(output.positions[:, None], size, mode="bilinear") for output in outputs]
         return first._replace(
-            score=torch.stack([one.score for one in predictions]).sum(0),
-            contributions=torch.stack([one.contributions for one in predictions]).sum(0),
+            score=torch.stack([output.score for output in outputs]).sum(0),
+            contributions=torch.stack([output.contributions for output in outputs]).sum(0),
             positions=torch.stack(maps).sum(0)[:, 0],
         )
 
     @torch.inference_mode()
-    def inspect(self, rows: FeatureRows) -> Inspection:
+    def inspect(self, rows: FeatureRows) -> MPFMOutput:
         """Predictions for stored features, on the CPU."""
-        backbones = [rows.of_backbone(number) for number in range(len(self.branches))]
+        backbones, device = [rows.of_backbone(b) for b in range(len(self.branches))], self.first.closed_form.device
         batches = []
         for part in backbones[0].slices(IMAGES_IN_CACHE):
-            features = [(torch.from_numpy(own.pooled[part]), own.map_batch(part)) for own in backbones]
-            batches.append(self([(pooled.to(self.device), maps.to(self.device)) for pooled, maps in features]))
-        return Inspection(*(torch.cat(values).cpu() for values in zip(*batches, strict=True)))
+            stored = [(torch.from_numpy(rows.pooled[part]), rows.map_batch(part)) for rows in backbones]
+            batches.append(self([(pooled.to(device), maps.to(device)) for pooled, maps in stored]))
+        return MPFMOutput(*(torch.cat(values).cpu() for values in zip(*batches, strict=True)))
 
     def score_samples(self, rows: FeatureRows) -> Scores:
         """The sum, the four scores and the mode of each sample."""
         if not len(rows):
             return Scores(np.empty(0), np.empty((0, 4)), np.empty(0, dtype=int))
-        prediction = self.inspect(rows)
-        return Scores(prediction.score.double().numpy(), prediction.parts.double().numpy(), prediction.mode.numpy())
+        output = self.inspect(rows)
+        return Scores(output.score.double().numpy(), output.parts.double().numpy(), output.mode.numpy())
 
     def position_scores(self, rows: FeatureRows) -> np.ndarray:
-        """Where the score comes from: the local part of the sum at each position, (n, H', W')."""
+        """The local part of the sum at each position."""
         return self.inspect(rows).positions.double().numpy()
 
 
 @dataclass(frozen=True)
 class FoldModel:
-    """A detector fitted without some images: its predictions for them are like those of the final one for new images.
-
-    Args:
-        detector: fitted without them.
-        normals: positions of these normals among all.
-        anomalies: positions of these known anomalies and views.
-    """
+    """A detector fitted without some images: it predicts for them as the final one does for new images."""
 
     detector: MPFMDetector
-    normals: np.ndarray
-    anomalies: np.ndarray
+    normals: np.ndarray  # positions of the normals that it was fitted without, among all
+    anomalies: np.ndarray  # positions of these known anomalies and views
 
 
-def load(pieces: Mapping[str, Artefact], device: torch.device) -> MPFMDetector:
-    """The final detector from its pieces; without training it has learned from no anomaly."""
-    return _detector(pieces, FINAL, device)
+def load(fits: Mapping[str, Artefact], device: torch.device, number: int = FINAL) -> MPFMDetector:
+    """The final detector from what is stored of its stages, or that of another round.
+
+    Without the stage of training it has learned from no anomaly.
+    """
+    stored, branches = fits["calibration"], []
+    for backbone in range(stored.details["n_backbones"]):
+        tensors = stored.part(f"{backbone}.{number % stored.details['n_rounds']}")
+        calibration = SoftCalibration(**tensors) if "knot" in tensors else PlainSum(**tensors)
+        branches.append(MPFM.restore(fits, backbone, number, calibration))
+    return MPFMDetector(branches).eval().requires_grad_(False).to(device)
 
 
 def load_fold_models(
-    pieces: Mapping[str, Artefact], source: np.ndarray, seed: int, device: torch.device
+    fits: Mapping[str, Artefact], data: TrainingData, seed: int, device: torch.device
 ) -> list[FoldModel]:
     """The detectors of all rounds that leave something out; every normal is left out by one of them.
 
     Args:
-        pieces: of the fit.
-        source: the known anomaly of each training row of anomalies (m,).
+        fits: of all stages.
+        data: what it learned from.
         seed: of the fit.
         device: where the detectors shall be.
     """
-    rounds = Rounds.of_folds(pieces["prototypes"].tensors["fold"].numpy(), source, seed)
-    left_out = [[np.flatnonzero(~learns) for learns in table] for table in (rounds.normals, rounds.anomalies)]
+    rounds = Rounds.of_folds(fits["prototypes"].tensors["fold"].numpy(), data, seed)
     return [
-        FoldModel(_detector(pieces, number, device), left_out[0][number], left_out[1][number])
-        for number in range(len(rounds) - 1)
+        FoldModel(load(fits, device, r), np.flatnonzero(~rounds.normals[r]), np.flatnonzero(~rounds.anomalies[r]))
+        for r in range(len(rounds) - 1)
     ]
 
 
-def keep_final(pieces: Mapping[str, Artefact]) -> dict[str, Artefact]:
-    """The pieces with all that ``load`` reads and nothing else: no round of cross-fitting, no training image."""
-    last = pieces["prototypes"].details["n_rounds"] - 1
+def keep_final(fits: Mapping[str, Artefact]) -> dict[str, Artefact]:
+    """All that ``load`` reads and nothing else: no round of cross-fitting, no training image."""
+    last = fits["prototypes"].details["n_rounds"] - 1
     of_last = re.compile(rf"standardiser\.|rounds\.{last}\.|\d+\.{last}\.")
     kept = {}
-    for name, piece in pieces.items():
+    for name, fit in fits.items():
         if name.startswith("training"):
-            tensors = {key: value[FINAL:].clone() for key, value in piece.tensors.items()}
+            tensors = {key: value[FINAL:].clone() for key, value in fit.tensors.items()}
         else:
-            tensors = {key: value for key, value in piece.tensors.items() if of_last.match(key)}
-        kept[name] = Artefact(tensors, piece.details)
+            tensors = {key: value for key, value in fit.tensors.items() if of_last.match(key)}
+        kept[name] = Artefact(tensors, fit.details)
     return kept
-
-
-def _detector(pieces: Mapping[str, Artefact], number: int, device: torch.device) -> MPFMDetector:
-    """The detector of one round."""
-    calibrations, branches = pieces["calibration"], []
-    for backbone in range(calibrations.details["n_backbones"]):
-        prototypes = pieces[stage_name("prototypes", backbone)]
-        training = pieces.get(stage_name("training", backbone))
-        trained = Modules.restore(training.tensors, training.details).of_round(number) if training else None
-        calibration = calibrations.part(f"{backbone}.{number % calibrations.details['n_rounds']}")
-        branches.append(
-            MPFM(
-                ClosedForm.restore(prototypes, number),
-                trained,
-                Calibration(**calibration) if "knot" in calibration else PlainSum(**calibration),
-                prototypes.details["top_share"],
-            )
-        )
-    return MPFMDetector(branches).eval().requires_grad_(False).to(device)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import torch
 from sklearn.linear_model import LogisticRegression
@@ -9,76 +12,67 @@ from torch import Tensor
 
 from mpfm_kedro.detectors.base import Context, TrainingData
 from mpfm_kedro.detectors.inputs import StandardisedInput, training_inputs
-from mpfm_kedro.detectors.mpfm.closed_form import Initialised
-from mpfm_kedro.detectors.mpfm.flow import Flow
-from mpfm_kedro.detectors.mpfm.modules import Forms, Logit, Modules, NormalityScore, ResidualScore, TopPositions
-from mpfm_kedro.detectors.mpfm.prototypes import PrototypeMixture
+from mpfm_kedro.detectors.mpfm.closed_form import ClosedForm, HeldOut
+from mpfm_kedro.detectors.mpfm.modules import Logit, Modules
 from mpfm_kedro.detectors.mpfm.rounds import Rounds
 from mpfm_kedro.detectors.mpfm.training import TrainingSet
-from mpfm_kedro.detectors.mpfm.velocity import CoupledVelocity, NetworkVelocity, ResidualNetwork
-from mpfm_kedro.parameters import TrainingParameters
+from mpfm_kedro.detectors.mpfm.velocity import ResidualNetwork
 
 PENALTY = 1e-3  # C of the logistic regression that M_n starts as
 
 
 def initial_modules(
-    initialised: Initialised,
+    closed_forms: list[ClosedForm],
+    held_out: HeldOut,
     z: Tensor,
     rounds: Rounds,
-    forms: Forms,
-    parameters: TrainingParameters,
-    from_closed_form: bool,
+    parameters: Mapping[str, Any],
     seed: int,
 ) -> Modules:
     """The modules at step 0, in all rounds.
 
     Args:
-        initialised: the closed forms.
+        closed_forms: of all rounds.
+        held_out: what they make of the normals that they leave out.
         z: standardised features of normals, then known anomalies with their views (n + m, d).
         rounds: what each round learns from.
-        forms: of the objective.
-        parameters: sizes of the modules.
-        from_closed_form: False for the printed form, in which networks start from nothing.
+        parameters: of the training stage.
         seed: of first weights.
     """
-    generator = torch.Generator().manual_seed(seed)
-    starts = [closed_form.flow for closed_form in initialised.closed_forms]
-    state = {name: torch.cat([flow.state_dict()[name] for flow in starts]) for name in starts[0].state_dict()}
-    center, gain = state["velocity.center"], state["velocity.gain"]
-    n_rounds, n_prototypes, d = center.shape
-    velocity: CoupledVelocity | NetworkVelocity
-    if from_closed_form:
-        velocity = CoupledVelocity(center, gain, ResidualNetwork.start(n_rounds, d, parameters.hidden, d, generator))
-    else:
-        outputs = n_prototypes * (d + 1)
-        network = ResidualNetwork.start(n_rounds, d, parameters.hidden, outputs, generator, zero=False)
-        velocity = NetworkVelocity(network, n_prototypes)
-    prototypes = PrototypeMixture(**{name: state[f"prototypes.{name}"] for name in ("mean", "logit", "scale")})
+    modules, generator = Modules(parameters), torch.Generator().manual_seed(seed)
+    flows = [closed_form.flow.state_dict(prefix="flow.") for closed_form in closed_forms]
+    state = {name: torch.cat([flow[name] for flow in flows]) for name in flows[0]}
+    n_rounds, n_prototypes, d = state["flow.prototypes.mean"].shape
+    coupled, residual = "transport_start" not in modules.printed, "residual" in modules.printed
+    if not coupled:  # networks start from nothing
+        state = {name: value for name, value in state.items() if "velocity" not in name}
+    sizes = n_rounds, d, parameters["hidden"], d if coupled else n_prototypes * (d + 1)
+    network = ResidualNetwork.start(*sizes, generator, zero=coupled)
+    network.state_dict(destination=state, prefix="flow.velocity.network.")
 
-    channels = initialised.squares.shape[1]
-    g, r = initialised.step_0_scores(), initialised.squares.sum(1)
-    shares = [share for share in parameters.head_top_shares for _ in range(parameters.head_members)]
-    first = (2 * torch.rand(len(shares), channels, generator=generator) - 1) / channels**0.5
+    step_0 = torch.empty(len(held_out.fold))
+    for number, normals, x, p in held_out.enter(closed_forms):
+        step_0[normals] = closed_forms[number].score_of(x, p).cpu()
+    _logit(step_0, rounds).state_dict(destination=state, prefix="m_g.")
+    _logit(2 * step_0 if residual else held_out.squares.sum(1), rounds).state_dict(destination=state, prefix="r_logit.")
+    members, channels = len(modules.m_a.shares), held_out.squares.shape[1]
+    state["m_r.log_weight"] = torch.zeros(n_rounds, 1, d if residual else channels)
+    first = (2 * torch.rand(members, channels, generator=generator) - 1) / channels**0.5
+    state |= {"m_a.weight": first.repeat(n_rounds, 1, 1), "m_a.bias": torch.zeros(n_rounds, members)}
     weight, bias = torch.zeros(n_rounds, d), torch.zeros(n_rounds)
-    if from_closed_form and len(initialised.fold) < len(z):
-        weight, bias = _logistic_regressions(z.numpy(), len(initialised.fold), rounds)
-    sign = -1 if forms.normality_target else 1
-    return Modules(
-        Flow(velocity, prototypes, parameters.transport_steps),
-        _logit(g, rounds),
-        ResidualScore(log_weight=torch.zeros(n_rounds, 1, d if forms.residual else channels)),
-        _logit(2 * g if forms.residual else r, rounds),
-        TopPositions(shares, weight=first.repeat(n_rounds, 1, 1), bias=torch.zeros(n_rounds, len(shares))),
-        NormalityScore(weight=sign * weight, bias=sign * bias),
-        forms,
-    )
+    if coupled and len(step_0) < len(z):
+        weight, bias = _logistic_regressions(z.numpy(), len(step_0), rounds)
+    sign = -1 if "normality_target" in modules.printed else 1
+    state |= {"m_n.weight": sign * weight, "m_n.bias": sign * bias}
+    modules.load_state_dict(state)
+    return modules
 
 
 def _logit(score: Tensor, rounds: Rounds) -> Logit:
     """The logit of a score, by the held-out scores of the normals that each round learns from, (n,)."""
     learned = [score[torch.from_numpy(normals)] for normals in rounds.normals]
     spread = torch.stack([scores.std(correction=0) for scores in learned])
-    return Logit(torch.stack([scores.mean() for scores in learned]), spread)
+    return Logit.start(torch.stack([scores.mean() for scores in learned]), spread)
 
 
 def _logistic_regressions(z: np.ndarray, n_normals: int, rounds: Rounds) -> tuple[Tensor, Tensor]:
@@ -93,26 +87,31 @@ def _logistic_regressions(z: np.ndarray, n_normals: int, rounds: Rounds) -> tupl
 
 
 def training_set(
-    data: TrainingData, initialised: Initialised, z: Tensor, rounds: Rounds, batch_size: int, context: Context
+    data: TrainingData,
+    closed_forms: list[ClosedForm],
+    held_out: HeldOut,
+    z: Tensor,
+    rounds: Rounds,
+    parameters: Mapping[str, Any],
+    context: Context,
 ) -> TrainingSet:
     """Every training image as it enters each round."""
     device, (n_rounds, n_normals) = context.device, rounds.normals.shape
-    standardiser = initialised.closed_forms[0].standardiser
+    standardiser = closed_forms[0].standardiser
     source = StandardisedInput("maps", standardiser.map_center.cpu(), standardiser.map_spread.cpu())
+    batch_size = parameters["normals_per_batch"] + (parameters["anomalies_per_batch"] if len(data.anomalies) else 0)
     (maps,) = training_inputs([source], [data.normals, data.anomalies], batch_size, context)
-    tables: list[list[Tensor]] = [[], [], []]
-    for closed_form in initialised.closed_forms:
+    entered = []
+    for closed_form in closed_forms:
         x, p, mode = closed_form.enter(z[n_normals:].to(device))
-        squares = closed_form.mean_squares(data.anomalies, mode, initialised.top_share)
-        for table, of_round in zip(tables, (x, p, squares.to(device)), strict=True):
-            table.append(of_round)
-    x, p, squares = (torch.stack(table) for table in tables)
-    of_normals = (values.to(device).expand(n_rounds, -1, -1) for values in (initialised.p, initialised.squares))
+        entered.append((x, p, closed_form.mean_squares(data.anomalies, mode).to(device)))
+    x, p, squares = (torch.stack(tables) for tables in zip(*entered, strict=True))
+    of_normals = (values.to(device).expand(n_rounds, -1, -1) for values in (held_out.p, held_out.squares))
     p, squares = (torch.cat(pair, 1) for pair in zip(of_normals, (p, squares), strict=True))
     return TrainingSet(
-        offset=initialised.offset.to(device),
-        group=initialised.group.to(device),
-        center=initialised.center,
+        offset=held_out.offset.to(device),
+        group=held_out.group.to(device),
+        center=torch.stack([closed_form.center for closed_form in closed_forms]),
         x=x,
         p=p,
         squares=squares,

@@ -1,7 +1,8 @@
-"""Groups of the normals: the Gaussian mixture whose weights the velocity mixture and the calibration use.
+"""Groups and modes of the normals.
 
-The principal components are not whitened: a whitened cloud is one ball without groups. Where there are no groups, the
-posterior is flat, so no rule has to decide whether there are any.
+Groups are the Gaussian mixture whose weights the velocity mixture and the calibration use. Their principal components
+are not whitened: a whitened cloud is one ball without groups. Where there are no groups, the posterior is flat, so no
+rule has to decide whether there are any. Modes are as many parts as two halves of the normals agree about.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import torch
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
-from mpfm_kedro.detectors.mpfm.modes import choose_partition
 from mpfm_kedro.detectors.mpfm.tensors import TensorModule, squared_distances
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,10 @@ COMPONENTS = 64  # principal components
 NORMALS_PER_GROUP = 8
 SHARPNESS = 1.5  # β
 EMPTY_SHARE = 1e-12  # of a group that a fold leaves without normals
+STABLE = 0.95
+MIN_HELD_OUT = 10  # normals; fewer cannot tell whether two partitions agree
+STABILITY_DRAWS = 4
+MIN_VARIANCE_SHARE = 0.02
 
 
 class Groups(TensorModule):
@@ -51,21 +56,13 @@ class Groups(TensorModule):
 
 @dataclass(frozen=True)
 class Partition:
-    """The partition of n normals into groups and modes, from which each round makes its own ``Groups``.
+    """The partition of n normals into K groups and J modes, from which each round makes its own ``Groups``."""
 
-    Args:
-        basis: P (d, p).
-        y: principal components of the normals (n, p).
-        group: of each normal (n,), 0 … K − 1.
-        mode: of each normal (n,), 0 … J − 1.
-        modes_tried: one row for each number of modes that was tried.
-    """
-
-    basis: np.ndarray
-    y: np.ndarray
-    group: np.ndarray
-    mode: np.ndarray
-    modes_tried: list[dict[str, float]]
+    basis: np.ndarray  # P (d, p)
+    y: np.ndarray  # principal components of the normals (n, p)
+    group: np.ndarray  # of each normal (n,), 0 … K − 1
+    mode: np.ndarray  # of each normal (n,), 0 … J − 1
+    modes_tried: list[dict[str, float]]  # one row for each number of modes that was tried
 
     @property
     def n_groups(self) -> int:
@@ -103,7 +100,7 @@ def fit_partition(
     allowed = max(1, len(z) // NORMALS_PER_GROUP)
     if n_groups > allowed:
         logger.info("%d groups are too many for %d normals: %d are used", n_groups, len(z), allowed)
-    mode, tried = choose_partition(y, fold, max_modes, min_mode_size, seed)
+    mode, tried = choose_modes(y, fold, max_modes, min_mode_size, seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters
         label = KMeans(min(n_groups, allowed), n_init=1, random_state=seed).fit_predict(y)
@@ -119,3 +116,38 @@ def means_of(x: np.ndarray, label: np.ndarray, number: int) -> np.ndarray:
     means = member @ x
     means[size == 0] = x.mean(0)
     return means
+
+
+def choose_modes(
+    z: np.ndarray, fold: np.ndarray, max_modes: int, min_mode_size: int, seed: int
+) -> tuple[np.ndarray, list[dict[str, float]]]:
+    """The mode of each normal of z (n, d) with folds (n,), as labels (n,), and a row for each number of modes tried.
+
+    The largest number of modes is taken whose partition is stable; a group that is too small, or has next to no
+    variance (constant images), is not a mode.
+    """
+    labels = np.zeros(len(z), dtype=int)
+    tried = [{"n_modes": 1, "stability": 1.0}]
+    learned, held_out = z[fold != 0], z[fold == 0]
+    if len(held_out) < MIN_HELD_OUT:
+        max_modes = 1
+    for n_modes in range(2, min(max_modes, len(learned) // min_mode_size) + 1):
+        candidate = KMeans(n_modes, n_init=4, random_state=seed).fit_predict(z)
+        groups = [z[candidate == j] for j in range(candidate.max() + 1)]
+        varies = [group.var(0).mean() >= MIN_VARIANCE_SHARE * z.var(0).mean() for group in groups]
+        if min(map(len, groups)) >= min_mode_size and all(varies):
+            agreement = stability(learned, held_out, n_modes, seed)
+            tried.append({"n_modes": n_modes, "stability": agreement})
+            labels = candidate if agreement >= STABLE else labels
+    return labels, tried
+
+
+def stability(z: np.ndarray, held_out: np.ndarray, n_modes: int, seed: int) -> float:
+    """How far partitions learned from two halves of z agree on held_out normals: mean adjusted Rand index."""
+    rng = np.random.default_rng(seed)
+    agreements = []
+    for _ in range(STABILITY_DRAWS):
+        halves = np.array_split(rng.permutation(len(z)), 2)
+        first, second = (KMeans(n_modes, n_init=4, random_state=seed).fit(z[half]) for half in halves)
+        agreements.append(adjusted_rand_score(first.predict(held_out), second.predict(held_out)))
+    return float(np.mean(agreements))

@@ -1,8 +1,10 @@
-"""One objective: L = L_Ma + L_Mn + L_Mr + L_Mg + L_flow^n + L_flow^a + λ L_mim."""
+"""One objective: L = L_Ma + L_Mn + L_Mr + L_Mg + L_flow^n + L_flow^a + λ L_mim.
+
+L_mim is the regularisation by the mutual information between a normal's image ψ and its prototype c (MIMR).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -11,32 +13,21 @@ from torch.nn.functional import softplus
 
 from mpfm_kedro.detectors.mpfm.flow import path_point
 from mpfm_kedro.detectors.mpfm.modules import Modules
-from mpfm_kedro.detectors.mpfm.mutual_information import information, mim_loss
+from mpfm_kedro.parameters import TrainingParameters
 
 MARGIN = 5.0  # how far S_a of anomalies shall deviate, in units of the prior N(0, 1) of normals' scores
 
 
-@dataclass(frozen=True)
-class Batch:
-    """One step's images, normals first, as each of R rounds sees them.
+class Batch(NamedTuple):
+    """One step's images, normals first, as each of R rounds sees them."""
 
-    Args:
-        x: whitened features (R, B, d), normals by the closed form without their fold.
-        p: group weights (R, B, K).
-        squares: of the residuals of patches by channel (R, B, C).
-        z: standardised features (B, d).
-        v: standardised patches (B, X, C); None where M_a does not take part.
-        abnormal: (B,), bool.
-        weight: what each image counts in each round (R, B); normals and anomalies sum up to 1 each, and what a round
-            leaves out counts 0.
-    """
-
-    x: Tensor
-    p: Tensor
-    squares: Tensor
-    z: Tensor
-    v: Tensor | None
-    abnormal: Tensor
+    x: Tensor  # whitened features (R, B, d), normals by the closed form without their fold
+    p: Tensor  # group weights (R, B, K)
+    squares: Tensor  # of the residuals of patches by channel (R, B, C)
+    z: Tensor  # standardised features (B, d)
+    v: Tensor | None  # standardised patches (B, X, C); None where M_a does not take part
+    abnormal: Tensor  # (B,), bool
+    # What each image counts in each round (R, B); normals and anomalies sum up to 1 each, what a round leaves out is 0.
     weight: Tensor
 
     @property
@@ -61,47 +52,48 @@ class Losses(NamedTuple):
     flow_a: Tensor
     mim: Tensor
 
+    def total(self, mim_weight: float) -> Tensor:
+        """L of each round, (R,)."""
+        *others, mim = self
+        return torch.stack(others).sum(0) + mim_weight * mim
 
-def losses(modules: Modules, batch: Batch, generator: torch.Generator) -> tuple[Losses, Tensor]:
+
+def losses(
+    modules: Modules, batch: Batch, parameters: TrainingParameters, generator: torch.Generator
+) -> tuple[Losses, Tensor]:
     """The seven terms, and the mutual information of each round (R,); L_Ma is 0 without patches."""
-    flow, forms, label = modules.flow, modules.forms, batch.abnormal.float()
+    flow, printed, label = modules.flow, modules.printed, batch.abnormal.float()
     psi = flow.psi(batch.x, batch.p)
     squared = flow.prototypes.squared_distances(psi)
-    posterior = flow.prototypes.posterior(squared, forms.mim_sharpness / psi.shape[2])
-    flow_n, flow_a = flow_losses(modules, batch, generator)
+    posterior = flow.prototypes.posterior(squared, parameters.mim_sharpness / psi.shape[2])
+    flow_n, flow_a = flow_losses(modules, batch, parameters.push_margin, generator)
     deviation = torch.zeros_like(flow_n)
-    if batch.v is not None:
-        deviation = deviation_loss(modules.m_a.member_scores(batch.v), batch)
+    if batch.v is not None:  # S_a → 0 for normals, S_a ≥ 5 for anomalies, summed over the members (R, E, B)
+        scores = modules.m_a.member_scores(batch.v)
+        deviation = torch.where(batch.abnormal, (MARGIN - scores).clamp_min(0), scores.abs())
+        deviation = (batch.weight[:, None] * deviation).sum((1, 2))
+    of_normality = label if "normality_target" in printed else 1 - label
     terms = Losses(
         score_a=deviation,
-        score_n=binary_loss(modules.m_n(batch.z), label if forms.normality_target else 1 - label, batch.weight),
+        score_n=binary_loss(modules.m_n(batch.z), of_normality, batch.weight),
         score_r=binary_loss(modules.score_r(psi, batch.squares), label, batch.weight),
         score_g=binary_loss(modules.score_g(squared), label, batch.weight),
         flow_n=flow_n,
         flow_a=flow_a,
-        mim=mim_loss(posterior, batch.normals, flow.prototypes.share, forms.mutual_information),
+        mim=mim_loss(posterior, batch.normals, flow.prototypes.share, "mutual_information" in printed),
     )
     return terms, information(posterior.detach(), batch.normals)
 
 
-def total(terms: Losses, mim_weight: float) -> Tensor:
-    """L of each round, (R,)."""
-    *others, mim = terms
-    return torch.stack(others).sum(0) + mim_weight * mim
-
-
-def flow_losses(modules: Modules, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def flow_losses(modules: Modules, batch: Batch, margin: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """L_flow^n = −E_n[log q] and L_flow^a = E_a[softplus(log q − E_n[log q] + margin)], per dimension, (R,) each."""
-    flow, forms = modules.flow, modules.forms
+    flow, printed = modules.flow, modules.printed
     with torch.no_grad():
-        if forms.coupling:
-            u = flow.independent_target(batch.x, generator)
-        else:
-            u = flow.coupled_target(batch.x, batch.p, generator)
-        point = path_point(batch.x, u, generator, forms.velocity_target)
-    log_q = flow.log_q(point, batch.p)
+        u = flow.target(batch.x, batch.p, generator, independent="coupling" in printed)
+        x_t, t, u = path_point(batch.x, u, generator, divided="velocity_target" in printed)
+    log_q = flow.velocity.log_prob(u, x_t, t, batch.p) / u.shape[2]
     of_normals = (batch.normals * log_q).sum(1)
-    pushed = log_q if forms.push else softplus(log_q - of_normals.detach()[:, None] + forms.push_margin)
+    pushed = log_q if "push" in printed else softplus(log_q - of_normals.detach()[:, None] + margin)
     return -of_normals, (batch.anomalies * pushed).sum(1)
 
 
@@ -110,7 +102,25 @@ def binary_loss(logit: Tensor, target: Tensor, weight: Tensor) -> Tensor:
     return (weight * (softplus(logit) - target * logit)).sum(1)
 
 
-def deviation_loss(scores: Tensor, batch: Batch) -> Tensor:
-    """S → 0 for normals, S ≥ 5 for anomalies, by members (R, E, B), summed over the members, (R,)."""
-    loss = torch.where(batch.abnormal, (MARGIN - scores).clamp_min(0), scores.abs())
-    return (batch.weight[:, None] * loss).sum((1, 2))
+def entropy(p: Tensor) -> Tensor:
+    """−Σ p log p over the last axis."""
+    return -(p * p.clamp_min(1e-12).log()).sum(-1)
+
+
+def information(posterior: Tensor, weight: Tensor) -> Tensor:
+    """I(ψ; c) = H(c) − H(c|ψ) in nats, (R,), of assignments p(c|ψ) (R, B, K) and their weights (R, B), which sum to 1.
+
+    H(c) is that of the batch marginal, which has a gradient.
+    """
+    return entropy((weight[..., None] * posterior).sum(1)) - (weight * entropy(posterior)).sum(1)
+
+
+def mim_loss(posterior: Tensor, weight: Tensor, share: Tensor, printed: bool = False) -> Tensor:
+    """L_mim = H(c|ψ) − H(c) from p(c|ψ) of normals (R, B, K), their weights (R, B) and π (R, K): (R,).
+
+    Its minimum is the maximum of the mutual information. The printed form, E[Σ p log p] − Σ π log π, is the mutual
+    information itself with its sign the wrong way: minimising it spreads the assignments and starves prototypes.
+    """
+    if printed:
+        return entropy(share) - (weight * entropy(posterior)).sum(1)
+    return -information(posterior, weight)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mpfm_kedro.backbones.rows import IMAGES_IN_CACHE, FeatureRows
-from mpfm_kedro.detectors.mpfm.patches import PatchPrototypes, to_patches
+from mpfm_kedro.detectors.mpfm.patches import PatchPrototypes, position_scale, to_patches, top_positions
 
 SHRINKAGE = 0.1
 CANDIDATES = 40_000  # patches of a mode that prototypes are chosen from
@@ -23,12 +23,9 @@ ROUNDING = 1e-5  # squared distances of equal points, against their squares, in 
 
 
 class SmoothedPatches:
-    """The smoothed patches of n images at X positions: cached where they fit in memory, else made again when needed.
+    """The smoothed patches of n images at X positions, (n, X, C) = ``shape``; they are given out on a device.
 
-    Args:
-        rows: the images.
-        device: where batches of patches are wanted.
-        memory: bytes that they may take, not of the device.
+    They are cached where they fit in so many bytes of memory, not of the device, and else made again when needed.
     """
 
     def __init__(self, rows: FeatureRows, device: torch.device, memory: int) -> None:
@@ -65,11 +62,11 @@ class SmoothedPatches:
 
 
 class Moments(NamedTuple):
-    """Sums over patches of each of some groups: their number (…,), Σ v (…, C) and Σ v vᵀ (…, C, C), in fp64."""
+    """Sums over patches of each of some groups, in fp64."""
 
-    number: Tensor
-    total: Tensor
-    products: Tensor
+    number: Tensor  # of patches (…,)
+    total: Tensor  # Σ v (…, C)
+    products: Tensor  # Σ v vᵀ (…, C, C)
 
     @classmethod
     def of(cls, patches: SmoothedPatches, group: np.ndarray, n_groups: int) -> Moments:
@@ -133,16 +130,42 @@ def fit_patch_prototypes(
             psi = _candidates(patches, of_mode, weight[of_mode], center[j], whitening[j], seed)
             chosen.append(_choose(psi, int(number[j]), seed).cpu())
         mean = nn.utils.rnn.pad_sequence(chosen, batch_first=True)
-        fits.append(
-            PatchPrototypes(
-                unused=torch.arange(mean.shape[1]) >= torch.tensor([len(points) for points in chosen])[:, None],
-                center=center,
-                whitening=whitening,
-                mean=mean,
-                scale=torch.ones(n_modes, *patches.map_shape),
-            )
-        )
+        unused = torch.arange(mean.shape[1]) >= torch.tensor([len(points) for points in chosen])[:, None]
+        scale = torch.ones(n_modes, *patches.map_shape)
+        fits.append(PatchPrototypes(unused=unused, center=center, whitening=whitening, mean=mean, scale=scale))
     return fits
+
+
+@torch.no_grad()
+def held_out_squares(
+    prototypes: list[PatchPrototypes], patches: SmoothedPatches, fold: np.ndarray, mode: Tensor, top_share: float
+) -> Tensor:
+    """Give all prototypes the scale that held-out normals need at each position; their residuals by it, (n, C).
+
+    The residuals are squared, by channel, and averaged over the top share of the positions. The last prototypes are
+    those of all normals, the others those without each of the folds (n,).
+    """
+
+    def batches() -> Iterator[tuple[PatchPrototypes, Tensor, Tensor, Tensor]]:
+        for number, without_fold in enumerate(prototypes[:-1]):
+            without_fold.to(patches.device)
+            for images, batch in patches.batches(np.flatnonzero(fold == number)):
+                index = torch.from_numpy(images)
+                yield without_fold, index, batch, mode[index].to(patches.device)
+
+    n, positions, channels = patches.shape
+    energy, squares = torch.empty(n, positions), torch.empty(n, channels)
+    for without_fold, images, batch, of_images in batches():
+        energy[images] = without_fold.squares(batch, of_images).sum(2).cpu()
+    scale = position_scale(energy.view(n, *patches.map_shape), mode, len(prototypes[-1].center))
+    for fitted in prototypes:
+        fitted.scale.copy_(scale)
+    top = top_positions(energy / scale[mode].flatten(1), top_share)
+    for without_fold, images, batch, of_images in batches():
+        position = top[images].to(patches.device)
+        at_top = batch.take_along_dim(position[..., None], 1)
+        squares[images] = without_fold.squares(at_top, of_images, position).mean(1).cpu()
+    return squares
 
 
 def _squared_norms(patches: SmoothedPatches, mode: np.ndarray, center: Tensor, whitening: Tensor) -> np.ndarray:

@@ -25,33 +25,24 @@ class PatchPrototypes(TensorModule):
     mean: Tensor  # μ (J, K, C), whitened
     scale: Tensor  # c (J, H', W')
 
-    def whiten(self, patches: Tensor, mode: Tensor) -> Tensor:
-        """ψ(v) of patches of images with their modes, (B, X, C) and (B,) → (B, X, C)."""
-        return (patches - of_mode(self.center, mode)[:, None]) @ of_mode(self.whitening, mode).mT
-
-    def nearest(self, psi: Tensor, mode: Tensor) -> Tensor:
-        """The nearest prototype c* of whitened patches, (B, X, C) and modes (B,) → (B, X).
-
-        It is the component of −log Σ_k N(ψ(v); μ_k, s² I) that remains for s → 0.
-        """
-        mean = of_mode(self.mean, mode)
-        offset = mean.square().sum(2).masked_fill(of_mode(self.unused, mode), torch.inf)[:, None]
-        return (offset - 2 * psi @ mean.mT).argmin(2)
-
     def squares(self, patches: Tensor, mode: Tensor, position: Tensor | None = None) -> Tensor:
-        """(ψ(v) − μ_{c*})² / (C c_j(x)) by channel; their sum is the energy of a patch.
+        """(ψ(v) − μ_{c*})² / (C c_j(x)) by channel (B, X, C); their sum is the energy of a patch.
+
+        The nearest prototype c* is the component of −log Σ_k N(ψ(v); μ_k, s² I) that remains for s → 0.
 
         Args:
             patches: v (B, X, C).
             mode: j (B,).
             position: x of each patch (B, X); by default all positions in order.
         """
-        psi = self.whiten(patches, mode)
-        mean = of_mode(self.mean, mode).expand(len(psi), -1, -1)
-        chosen = mean.gather(1, self.nearest(psi, mode)[..., None].expand_as(psi))
+        psi = (patches - of_mode(self.center, mode)[:, None]) @ of_mode(self.whitening, mode).mT
+        mean = of_mode(self.mean, mode)
+        offset = mean.square().sum(2).masked_fill(of_mode(self.unused, mode), torch.inf)[:, None]
+        nearest = (offset - 2 * psi @ mean.mT).argmin(2)
+        chosen = mean.expand(len(psi), -1, -1).gather(1, nearest[..., None].expand_as(psi))
         scale = of_mode(self.scale, mode).flatten(1)
         if position is not None:
-            scale = scale.expand(len(position), -1).gather(1, position)
+            scale = scale.take_along_dim(position, 1)
         return (psi - chosen).square() / (psi.shape[2] * scale[..., None])
 
 
@@ -72,12 +63,7 @@ def top_positions(energy: Tensor, share: float) -> Tensor:
 
 def mean_of_top(squares: Tensor, share: float) -> Tensor:
     """The squared residuals (B, X, C) by channel, averaged over the positions of the top share of energy, (B, C)."""
-    return at_positions(squares, top_positions(squares.sum(2), share)).mean(1)
-
-
-def at_positions(patches: Tensor, position: Tensor) -> Tensor:
-    """Some of the patches of each image, (B, X, C) and (B, k) → (B, k, C)."""
-    return patches.gather(1, position[..., None].expand(-1, -1, patches.shape[2]))
+    return squares.take_along_dim(top_positions(squares.sum(2), share)[..., None], 1).mean(1)
 
 
 def position_scale(energy: Tensor, mode: Tensor, n_modes: int) -> Tensor:
@@ -93,8 +79,8 @@ def position_scale(energy: Tensor, mode: Tensor, n_modes: int) -> Tensor:
     return torch.stack(scale).clamp_min(1e-6)
 
 
-def smooth(maps: Tensor) -> Tensor:
-    """Each position averaged with its neighbours, as a patch a little larger than the layer's stride.
+def to_patches(maps: Tensor) -> Tensor:
+    """Each position averaged with its neighbours, a little more than the layer's stride: (B, C, H', W') → (B, X, C).
 
     Two products with banded matrices: on a CPU faster than pooling with windows that overlap.
     """
@@ -104,9 +90,4 @@ def smooth(maps: Tensor) -> Tensor:
         near = ((position[:, None] - position).abs() <= 1).float()
         bands.append(near / near.sum(1, keepdim=True))
     height, width = bands
-    return height @ (maps.float() @ width.T)
-
-
-def to_patches(maps: Tensor) -> Tensor:
-    """The smoothed patches of images, (B, C, H', W') → (B, X, C) with X = H' · W'."""
-    return smooth(maps).flatten(2).mT
+    return (height @ (maps.float() @ width.T)).flatten(2).mT

@@ -1,7 +1,4 @@
-"""The Gaussian-mixture prototype space P_GM = Σ_k π_k N(μ_k, s² I).
-
-Everything that is trained has a leading axis of R rounds of cross-fitting; a model in use has R = 1.
-"""
+"""The Gaussian-mixture prototype space P_GM = Σ_k π_k N(μ_k, s² I)."""
 
 from __future__ import annotations
 
@@ -46,13 +43,12 @@ class PrototypeMixture(TensorModule):
     def residual(self, x: Tensor) -> Tensor:
         """(x − μ_{c*}) / s with c* the most probable prototype: (R, B, d) → (R, B, d)."""
         nearest = self.posterior(self.squared_distances(x)).argmax(2)
-        mean = self.mean.gather(1, nearest[..., None].expand(-1, -1, x.shape[2]))
-        return (x - mean) / self.scale[:, None, None]
+        return (x - self.mean.take_along_dim(nearest[..., None], 1)) / self.scale[:, None, None]
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Draw x_T ~ P_GM: components (R, n) and points (R, n, d)."""
         component = torch.multinomial(self.share.detach().cpu(), n, replacement=True, generator=generator)
         component = component.to(self.mean.device)
         noise = torch.randn(*component.shape, self.mean.shape[2], generator=generator).to(self.mean.device)
-        mean = self.mean.detach().gather(1, component[..., None].expand_as(noise))
+        mean = self.mean.detach().take_along_dim(component[..., None], 1)
         return component, mean + self.scale[:, None, None] * noise

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mpfm_kedro.detectors.base import TrainingData
+
 FINAL = -1  # the last round leaves nothing out
 
 
@@ -13,7 +15,8 @@ FINAL = -1  # the last round leaves nothing out
 class Rounds:
     """Which images each of R rounds learns from: round r leaves out fold r, the last round nothing.
 
-    Every normal is left out once; every known anomaly too, with all of its views, unless it is the only one.
+    Every normal is left out once, with all of its item. So is every known anomaly, with all of its views, unless all
+    show one item.
 
     Args:
         normals: which normals each round learns from (R, n), bool.
@@ -24,12 +27,16 @@ class Rounds:
     anomalies: np.ndarray
 
     @classmethod
-    def of_folds(cls, fold: np.ndarray, source: np.ndarray, seed: int) -> Rounds:
-        """The rounds for the fold of each normal (n,), the known anomaly of each row (m,) and the seed of its folds."""
-        n_rounds, n_known = int(fold.max()) + 2, int(source.max(initial=-1)) + 1
+    def of_folds(cls, fold: np.ndarray, data: TrainingData, seed: int) -> Rounds:
+        """The rounds for the fold of each normal (n,) and the seed of the anomalies' folds."""
+        n_rounds, items = int(fold.max()) + 2, data.anomaly_items
         number = np.arange(n_rounds)[:, None]
-        of_known = assign_folds(n_known, n_rounds - 1, seed) if n_known > 1 else np.full(n_known, n_rounds)
-        return cls(fold != number, of_known[source] != number)
+        of_known = np.full(len(items), n_rounds)
+        if len(set(items)) > 1:
+            of_normals = dict(zip(data.normal_items, fold, strict=True))  # a part may be known as good and as defective
+            drawn = assign_folds(items, n_rounds - 1, seed)
+            of_known = np.array([of_normals.get(item, other) for item, other in zip(items, drawn, strict=True)])
+        return cls(fold != number, of_known[data.anomalies.source] != number)
 
     @property
     def learns(self) -> np.ndarray:
@@ -40,6 +47,8 @@ class Rounds:
         return len(self.normals)
 
 
-def assign_folds(n: int, n_folds: int, seed: int) -> np.ndarray:
-    """A random fold for each of n samples, (n,); at most one fold per sample."""
-    return np.random.default_rng(seed).permutation(np.arange(n) % max(1, min(n_folds, n)))
+def assign_folds(items: np.ndarray, n_folds: int, seed: int) -> np.ndarray:
+    """A random fold for the item of each sample, (n,); at most one fold per item."""
+    names, number = np.unique(items, return_inverse=True)
+    n = len(names)
+    return np.random.default_rng(seed).permutation(np.arange(n) % max(1, min(n_folds, n)))[number]

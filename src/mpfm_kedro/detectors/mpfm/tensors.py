@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 
 class TensorModule(nn.Module):
-    """A module whose state is given by name: parameters where they are learned, buffers otherwise.
+    """A module whose state is given by name, or loaded from a state dict, which then decides its shapes.
 
-    A subclass annotates its tensors with their shapes, and names the learned ones.
+    A subclass annotates its tensors with their shapes and names those that are learned: these are parameters, the
+    others buffers. Whatever is trained has a leading axis of R rounds of cross-fitting; a model in use has R = 1.
     """
 
     learned: ClassVar[frozenset[str]] = frozenset()
@@ -19,6 +20,13 @@ class TensorModule(nn.Module):
         super().__init__()
         for name, value in tensors.items():
             setattr(self, name, nn.Parameter(value.clone()) if name in self.learned else nn.Buffer(value))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        for name in type(self).__annotations__:
+            if not hasattr(self, name) and prefix + name in state_dict:
+                value = state_dict[prefix + name]
+                setattr(self, name, nn.Parameter(value) if name in self.learned else nn.Buffer(value))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def squared_distances(x: Tensor, points: Tensor) -> Tensor:

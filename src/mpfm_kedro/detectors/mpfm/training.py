@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpfm_kedro.detectors.base import Artefact, Checkpoint
+from mpfm_kedro.detectors.base import Artefact, StateStore
 from mpfm_kedro.detectors.mpfm.modules import Modules
-from mpfm_kedro.detectors.mpfm.objective import Batch, Losses, losses, total
+from mpfm_kedro.detectors.mpfm.objective import Batch, Losses, losses
 from mpfm_kedro.detectors.mpfm.rounds import FINAL
 from mpfm_kedro.parameters import TrainingParameters
 
@@ -22,29 +23,17 @@ MONITORED = 256  # normals whose prototypes are counted once per epoch
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """What a run may learn from: n normals, then m views of known anomalies.
+    """What a run may learn from: n normals, then m views of known anomalies."""
 
-    Args:
-        offset: x − m_c of the normals by the closed form without their fold (n, d).
-        group: c (n,).
-        center: m of each round (R, K, d).
-        x: whitened anomalies in each round (R, m, d).
-        p: group weights of all in each round (R, n + m, K).
-        squares: of the residuals of patches of all in each round (R, n + m, C).
-        z: standardised features of all (n + m, d).
-        patches: gives the standardised patches of some of them, (B,) → (B, X, C).
-        learns: which of all images each round learns from (R, n + m), bool.
-    """
-
-    offset: Tensor
-    group: Tensor
-    center: Tensor
-    x: Tensor
-    p: Tensor
-    squares: Tensor
-    z: Tensor
-    patches: Callable[[Tensor], Tensor]
-    learns: Tensor
+    offset: Tensor  # x − m_c of the normals by the closed form without their fold (n, d)
+    group: Tensor  # c (n,)
+    center: Tensor  # m of each round (R, K, d)
+    x: Tensor  # whitened anomalies in each round (R, m, d)
+    p: Tensor  # group weights of all in each round (R, n + m, K)
+    squares: Tensor  # of the residuals of patches of all in each round (R, n + m, C)
+    z: Tensor  # standardised features of all (n + m, d)
+    patches: Callable[[Tensor], Tensor]  # gives the standardised patches of some of them, (B,) → (B, X, C)
+    learns: Tensor  # which of all images each round learns from (R, n + m), bool
 
     def x_of_normals(self, normals: Tensor | slice) -> Tensor:
         """x of some normals as if each round had left them out, (R, b, d)."""
@@ -77,14 +66,14 @@ def train(
     data: TrainingSet,
     parameters: TrainingParameters,
     seed: int,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: StateStore | None = None,
 ) -> list[dict[str, float]]:
     """Train in place and return one row of history per epoch, of the round that leaves nothing out.
 
     Args:
         modules: initialised, on their device.
         data: what the run may learn from.
-        parameters: length, batches and rates.
+        parameters: length, batches, rates and weights of the objective.
         seed: of batches, times and groups.
         checkpoint: where an interrupted training of the same run stopped; it is saved after each epoch.
     """
@@ -95,19 +84,20 @@ def train(
     stored = checkpoint.load() if checkpoint else None
     history = _resume(stored, modules, optimiser, generator) if stored else []
     for epoch in range(len(history), parameters.epochs):
+        decay = DECAY ** (epoch * parameters.head_decays // parameters.head_epochs)
         for group, rate in zip(optimiser.param_groups, rates, strict=True):
-            group["lr"] = rate * (_head_decay(epoch, parameters) if group["name"] == "m_a" else 1.0)
+            group["lr"] = rate * (decay if group["name"] == "m_a" else 1.0)
         with_positions, steps = epoch < parameters.head_epochs, []
         for _ in range(parameters.iterations_per_epoch):
             batch = data.batch(*data.draw(parameters, generator), with_positions=with_positions)
-            terms, mutual = losses(modules, batch, generator)
-            whole = total(terms, modules.forms.mim_weight)
+            terms, mutual = losses(modules, batch, parameters, generator)
+            total = terms.total(parameters.mim_weight)
             optimiser.zero_grad(set_to_none=True)
-            whole.sum().backward()
+            total.sum().backward()
             for group in optimiser.param_groups:
                 clip_by_round(group["params"], parameters.clip_norm)
             optimiser.step()
-            steps.append(torch.stack([*terms, whole, mutual])[:, FINAL].detach())
+            steps.append(torch.stack([*terms, total, mutual])[:, FINAL].detach())
         row = {"epoch": epoch + 1} | _describe(torch.stack(steps).mean(0), modules, data)
         if not with_positions:
             row["score_a"] = history[-1]["score_a"]
@@ -133,11 +123,6 @@ def parameter_groups(modules: Modules, parameters: TrainingParameters) -> list[d
     ]
 
 
-def _head_decay(epoch: int, parameters: TrainingParameters) -> float:
-    """What the rate of M_a is multiplied with."""
-    return DECAY ** (epoch * parameters.head_decays // parameters.head_epochs)
-
-
 def clip_by_round(parameters: list[Tensor], norm: float) -> None:
     """Scale the gradients of each round down to a norm: rounds do not know of each other."""
     gradients = [p.grad for p in parameters if p.grad is not None]
@@ -153,10 +138,10 @@ def _state(
     modules: Modules, optimiser: torch.optim.Optimizer, generator: torch.Generator, history: list[dict[str, float]]
 ) -> Artefact:
     """Everything that training needs to resume."""
-    tensors = {f"modules.{name}": value for name, value in modules.state_dict().items()}
+    tensors = {"generator": generator.get_state()}
+    modules.state_dict(destination=tensors, prefix="modules.")
     for number, moments in optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{number}.{name}": value for name, value in moments.items()}
-    tensors["generator"] = generator.get_state()
     copies = {name: value.cpu().clone() for name, value in tensors.items()}
     return Artefact(copies, {"epoch": len(history), "history": list(history)})
 
@@ -165,12 +150,12 @@ def _resume(
     state: Artefact, modules: Modules, optimiser: torch.optim.Optimizer, generator: torch.Generator
 ) -> list[dict[str, float]]:
     """Set what ``_state`` stored, and return the history."""
-    moments: dict[int, dict[str, Tensor]] = {}
+    moments: dict[int, dict[str, Tensor]] = defaultdict(dict)
     for name, value in state.part("optimiser").items():
         number, key = name.split(".")
-        moments.setdefault(int(number), {})[key] = value
+        moments[int(number)][key] = value
     modules.load_state_dict(state.part("modules"))
-    optimiser.load_state_dict(optimiser.state_dict() | {"state": moments})
+    optimiser.load_state_dict(optimiser.state_dict() | {"state": dict(moments)})
     generator.set_state(state.tensors["generator"])
     return list(state.details["history"])
 
@@ -178,13 +163,13 @@ def _resume(
 @torch.no_grad()
 def _describe(means: Tensor, modules: Modules, data: TrainingSet) -> dict[str, float]:
     """The seven terms, their total, I(ψ; c) / log K, and how many prototypes the first normals use."""
-    *terms, whole, mutual = means.tolist()
+    *terms, total, mutual = means.tolist()
     prototypes, some = modules.flow.prototypes, slice(min(MONITORED, len(data.offset)))
     psi = modules.flow.psi(data.x_of_normals(some), data.p[:, some])
     used = prototypes.posterior(prototypes.squared_distances(psi))[FINAL].argmax(1).unique().numel()
     largest = math.log(prototypes.mean.shape[1])
     return dict(zip(Losses._fields, terms, strict=True)) | {
-        "total": whole,
+        "total": total,
         "information_share": mutual / largest if largest > 0 else 0.0,
         "used_prototypes": int(used),
     }

@@ -18,10 +18,10 @@ TIME_FREQUENCIES = 8
 
 
 class Velocity(NamedTuple):
-    """The mixture at B points: log weights (R, B, K) and component means (R, B, K, d)."""
+    """The mixture at B points."""
 
-    log_weight: Tensor
-    mean: Tensor
+    log_weight: Tensor  # (R, B, K)
+    mean: Tensor  # (R, B, K, d)
 
     @property
     def field(self) -> Tensor:
@@ -30,8 +30,7 @@ class Velocity(NamedTuple):
 
     def log_prob(self, u: Tensor) -> Tensor:
         """log q(u): (R, B, d) → (R, B)."""
-        squared = (u[:, :, None] - self.mean).square().sum(3)
-        return log_mixture(self.log_weight, squared, u.shape[2])
+        return log_mixture(self.log_weight, (u[:, :, None] - self.mean).square().sum(3), u.shape[2])
 
 
 class ResidualNetwork(TensorModule):
@@ -50,13 +49,7 @@ class ResidualNetwork(TensorModule):
     ) -> Self:
         """First weights, the same in every round.
 
-        Args:
-            rounds: R.
-            d: size of x.
-            hidden: width.
-            outputs: size of what it returns.
-            generator: of the weights.
-            zero: whether it returns zero; components that a network makes alone would then never differ.
+        It returns zero, unless it makes all components alone: these would then never differ.
         """
 
         def draw(inputs: int, width: int) -> Tensor:
@@ -79,22 +72,17 @@ class ResidualNetwork(TensorModule):
 
 
 class CoupledVelocity(TensorModule):
-    """Means v_k(x_t, t) + residual(x_t, t), weights p_k of the groups.
+    """Means v_k(x_t, t) + residual(x_t, t), weights p_k of the groups; without a network the closed-form start.
 
     Group k is carried from m_k + (x − m_k) to m_k + a_k (x − m_k). On the straight path
     v_k(x_t, t) = (a_k − 1) / ((1 − t) + t a_k) · (x_t − m_k), exact in one Euler step of any length.
-
-    Args:
-        center: m (R, K, d), whitened group means.
-        gain: a (R, K).
-        network: the residual, shared by all components; without one the flow is its closed-form start.
     """
 
-    center: Tensor
-    gain: Tensor
+    center: Tensor  # m (R, K, d), whitened group means
+    gain: Tensor  # a (R, K)
 
-    def __init__(self, center: Tensor, gain: Tensor, network: ResidualNetwork | None = None) -> None:
-        super().__init__(center=center, gain=gain)
+    def __init__(self, network: ResidualNetwork | None = None, **tensors: Tensor) -> None:
+        super().__init__(**tensors)
         self.network = network
 
     def residual(self, x_t: Tensor, t: Tensor) -> Tensor:
@@ -124,22 +112,18 @@ class CoupledVelocity(TensorModule):
 
 
 class NetworkVelocity(nn.Module):
-    """The printed form: the network makes the weights and the means of all K components; group weights are not used.
+    """The printed form: a network with K (d + 1) outputs makes all weights and means; group weights are not used."""
 
-    Args:
-        network: with K (d + 1) outputs.
-        components: K.
-    """
-
-    def __init__(self, network: ResidualNetwork, components: int) -> None:
+    def __init__(self, network: ResidualNetwork) -> None:
         super().__init__()
         self.network = network
-        self.n_components = components
 
     def components(self, x_t: Tensor, t: Tensor) -> Velocity:
         """The mixture at x_t (R, B, d) and t (R, B, 1)."""
-        logit, mean = self.network(x_t, t).split([self.n_components, self.n_components * x_t.shape[2]], 2)
-        return Velocity(logit.log_softmax(2), mean.unflatten(2, (self.n_components, -1)))
+        outputs, d = self.network(x_t, t), x_t.shape[2]
+        k = outputs.shape[2] // (d + 1)
+        logit, mean = outputs.split([k, k * d], 2)
+        return Velocity(logit.log_softmax(2), mean.unflatten(2, (k, d)))
 
     def field(self, x_t: Tensor, t: Tensor, p: Tensor) -> Tensor:
         """The mean velocity Σ_k π_k μ_{u,k}, (R, B, d)."""

@@ -6,13 +6,16 @@ little about the anomalies of another.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from scipy.optimize import minimize
 from scipy.special import expit
 from torch import Tensor
 
-from mpfm_kedro.detectors.mpfm.calibration import MEMBERS, SCORES, Evidence
+from mpfm_kedro.detectors.mpfm.calibration import MEMBERS, SCORES
 
 PRIOR_SPREAD = 0.7
 PRIOR_WEIGHTS = np.array([0.5, 0.5, 1.0, 1.5, 1.5, 1.0])  # of a score before any evidence
@@ -40,70 +43,59 @@ def prior_weights(n_known: float, counted: np.ndarray = ALL_SCORES) -> np.ndarra
     return PRIOR_WEIGHTS * share
 
 
-def fit_weights(
-    normals: list[Tensor],
-    anomalies: list[Tensor],
-    evidence: list[Evidence],
-    n_modes: list[int],
-    n_known: int,
-    counted: np.ndarray = ALL_SCORES,
-) -> list[Tensor]:
+class Calibrated(NamedTuple):
+    """Calibrated scores of one backbone, of images that they were not fitted to."""
+
+    normals: Tensor  # t of held-out normals (n, S)
+    anomalies: Tensor  # t of left-out known anomalies and their views (m, S)
+    mode: Tensor  # of these anomalies (m,)
+    weight: Tensor  # what each of them counts (m,)
+    n_modes: int  # J
+
+
+def fit_weights(backbones: Sequence[Calibrated], n_known: int, counted: np.ndarray = ALL_SCORES) -> list[Tensor]:
     """The weights (S, J) of each backbone; in each of its modes the weights of all backbones are fitted at once.
 
     The known anomalies of all other modes together count at most as one of the mode's own. The weights of a mode have
-    one norm, so that a mode with more evidence has no larger scores; scores that are not counted take no part.
+    one norm, so that a mode with more evidence has no larger scores; scores that are not counted (S,) take no part.
     Evidence against every score decides nothing: the weights are then those of the prior.
-
-    Args:
-        normals: t of held-out normals by backbone, (n, S).
-        anomalies: t of left-out known anomalies and their views by backbone, (m, S).
-        evidence: of these anomalies by backbone.
-        n_modes: J of each backbone.
-        n_known: M.
-        counted: which scores are added (S,).
     """
-    n_backbones = len(n_modes)
-    of_normals, of_anomalies = (torch.cat(t, 1).double().numpy() for t in (normals, anomalies))
-    added = np.tile(counted, n_backbones)
+    number, added = len(backbones), np.tile(counted, len(backbones))
+    normals = torch.cat([backbone.normals for backbone in backbones], 1).double().numpy()[:, added]
+    anomalies = torch.cat([backbone.anomalies for backbone in backbones], 1).double().numpy()[:, added]
     tables = []
-    for backbone, of_backbone in enumerate(evidence):
-        weight = np.empty((len(SCORES), n_modes[backbone]))
-        for j in range(n_modes[backbone]):
-            count, known = counted_in_mode(of_backbone, j, n_known)
-            prior = np.tile(prior_weights(known, counted) / n_backbones, n_backbones)[added]
+    for index, backbone in enumerate(backbones):
+        table = np.empty((len(SCORES), backbone.n_modes))
+        for j in range(backbone.n_modes):
+            count, known = counted_in_mode(backbone, j, n_known)
+            prior = np.tile(prior_weights(known, counted) / number, number)[added]
+            weights = stacked_weights(normals, anomalies, count, prior)
             fitted = np.zeros(len(added))
-            weights = stacked_weights(of_normals[:, added], of_anomalies[:, added], count, prior)
             fitted[added] = weights if weights.any() else prior
-            by_backbone = fitted.reshape(n_backbones, -1)
+            by_backbone = fitted.reshape(number, -1)
             parts = np.stack([by_backbone[:, members].sum(1) for members in MEMBERS])
-            weight[:, j] = by_backbone[backbone] * WEIGHT_NORM / max(float(np.linalg.norm(parts)), 1e-9)
-        tables.append(torch.from_numpy(weight).float())
+            table[:, j] = by_backbone[index] * WEIGHT_NORM / max(float(np.linalg.norm(parts)), 1e-9)
+        tables.append(torch.from_numpy(table).float())
     return tables
 
 
-def counted_in_mode(anomalies: Evidence, mode: int, n_known: int) -> tuple[np.ndarray, float]:
+def counted_in_mode(known: Calibrated, mode: int, n_known: int) -> tuple[np.ndarray, float]:
     """What each anomaly of the evidence counts in a mode (m,), and how many of the M known ones count there.
 
     Those of the mode count fully, the others together as one or less. A single known anomaly, which is never left out,
     thus counts as one in every mode; of several each is in the evidence.
     """
-    count, in_mode = anomalies.count.double().numpy(), (anomalies.mode == mode).numpy()
-    known = count[in_mode].sum()
-    others = n_known - known
-    return count * np.where(in_mode, 1.0, 1 / max(1.0, others)), known + min(1.0, others)
+    count, in_mode = known.weight.double().numpy(), (known.mode == mode).numpy()
+    of_mode = count[in_mode].sum()
+    others = n_known - of_mode
+    return count * np.where(in_mode, 1.0, 1 / max(1.0, others)), of_mode + min(1.0, others)
 
 
 def stacked_weights(normals: np.ndarray, anomalies: np.ndarray, count: np.ndarray, prior: np.ndarray) -> np.ndarray:
-    """Weights w ≥ 0 of the scores: logistic regression with a Gaussian prior around ``prior``, whose spread is 0.7.
+    """Weights w ≥ 0 (k,) of t of all backbones, (n, k) and (m, k): logistic regression with a Gaussian prior.
 
-    Minimises Σ_i c_i log(1 + exp(∓(w · t_i + b))) + ‖w − prior‖² / (2 · 0.7²), w ≥ 0; anomalies count 1 each, with all
-    of their views, and normals as much as the anomalies together.
-
-    Args:
-        normals: t (n, k), the scores of all backbones.
-        anomalies: t (m, k).
-        count: what each anomaly counts (m,).
-        prior: the weights without evidence (k,).
+    Minimises Σ_i c_i log(1 + exp(∓(w · t_i + b))) + ‖w − prior‖² / (2 · 0.7²), w ≥ 0; anomalies count c_i = ``count``,
+    which is 1 each with all of their views, and normals as much as the anomalies together.
     """
     total = count.sum()
     if total == 0:

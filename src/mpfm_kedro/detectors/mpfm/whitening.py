@@ -1,17 +1,54 @@
-"""Whitening: the linear part of the flow's start, shared by all groups."""
+"""Standardisation and whitening: the linear part of the flow's start, shared by all groups."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.mpfm.tensors import TensorModule
 
 SHRINKAGES = np.geomspace(0.003, 0.9, 14)
 NULL = 1e-9  # eigenvalues below this share of the largest are rounding
+
+
+class Standardiser(TensorModule):
+    """z = (pooled − centre) / spread, and the same for each channel of the maps, over all positions."""
+
+    pooled_center: Tensor  # (d,)
+    pooled_spread: Tensor  # (d,)
+    map_center: Tensor  # (C,)
+    map_spread: Tensor  # (C,)
+
+    @classmethod
+    def fit(cls, normals: FeatureRows) -> Self:
+        """Centre and spread of training normals."""
+        mean, square = torch.zeros(2, len(normals), normals.maps.shape[1], dtype=torch.double)
+        for part, stored in normals.map_batches():
+            maps = stored.float()
+            mean[part] = maps.mean((2, 3)).double()
+            square[part] = (maps - mean[part, :, None, None].float()).square().mean((2, 3)).double()
+        pooled = torch.from_numpy(normals.pooled).double()
+        spreads = pooled.std(0, correction=0), (square.mean(0) + mean.var(0, correction=0)).sqrt()
+        pooled_spread, map_spread = (torch.where(spread > 1e-6, spread, 1.0).float() for spread in spreads)  # constant
+        centers = {"pooled_center": pooled.mean(0).float(), "map_center": mean.mean(0).float()}
+        return cls(**centers, pooled_spread=pooled_spread, map_spread=map_spread)
+
+    def z(self, pooled: Tensor) -> Tensor:
+        """Standardised pooled statistics, (B, d) → (B, d)."""
+        return (pooled - self.pooled_center) / self.pooled_spread
+
+    def patches(self, maps: Tensor) -> Tensor:
+        """Standardised patches, (B, C, H', W') → (B, X, C)."""
+        return (maps.flatten(2).mT.float() - self.map_center) / self.map_spread
+
+    def z_of(self, rows: FeatureRows) -> Tensor:
+        """Standardised pooled statistics of stored features, (n, d)."""
+        return self.z(torch.from_numpy(rows.pooled).to(self.pooled_center))
 
 
 class Whitening(TensorModule):

@@ -9,12 +9,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from mpfm_kedro.images.loading import ImageLoader
-from mpfm_kedro.images.near import near_sets
+from mpfm_kedro.images.near import near_copies
 from mpfm_kedro.pipelines.audit.sheets import draw_contact_sheet, draw_duplicate_sheet
 from mpfm_kedro.sources.repeats import DROPPED, content, unreadable
 
 logger = logging.getLogger(__name__)
-REPEATED = ["set", "kind", "category", "split", "label", "defect_class", "sample_id", "path", "crop", "group"]
+REPEATED = ["set", "kind", "category", "split", "label", "defect_class", "sample_id", "path", "crop", "item"]
 REPEATED += ["content_hash", "pixel_range", "problem"]
 AUDIT = {"finding": "str", "where": "str", "sets": "Int64", "images": "Int64", "repeats": "Int64", "detail": "str"}
 SPLITS = ["train", "test", "anomaly"]
@@ -35,11 +35,7 @@ def find_repeats(samples: pd.DataFrame) -> pd.DataFrame:
     """
     seen = samples[~unreadable(samples)].sort_values("sample_id")
     shown = content(seen)
-    alike = [
-        f"{category}|" + pd.Series(near_sets(hashes.tolist()), hashes.index).astype(str)
-        for category, hashes in seen[seen["dhash"] != ""].groupby("category")["dhash"]
-    ]
-    near = pd.concat(alike) if alike else shown.iloc[:0]
+    near = near_copies(seen)
     near = near[shown[near.index].groupby(near).transform("nunique") > 1]
     tables = []
     for kind, sets in (("exact", shown[shown.duplicated(keep=False)]), ("near", near)):
@@ -51,20 +47,20 @@ def find_repeats(samples: pd.DataFrame) -> pd.DataFrame:
 def list_findings(samples: pd.DataFrame, repeated: pd.DataFrame) -> pd.DataFrame:
     """One row per finding; where train and test share images, one line in the log.
 
-    ``sets`` counts repeated images (or groups), ``images`` their samples and ``repeats`` the copies among them: all
+    ``sets`` counts repeated images (or items), ``images`` their samples and ``repeats`` the copies among them: all
     but the first inside of a split, the tested ones across train and test, the anomalies across labels.
     """
     usable = samples["problem"] == ""
-    groups = samples.assign(set=samples["category"] + "|" + samples["group"])
+    items = samples.assign(set=samples["category"] + "|" + samples["item"])
     rows = [
         *_count_repeats(repeated[repeated["kind"] == "exact"], "exact duplicates"),
         *_count_repeats(repeated[repeated["kind"] == "near"], "near duplicates"),
-        *(row for row in _count_repeats(groups, "groups") if row["where"].startswith("across")),
+        *(row for row in _count_repeats(items, "items") if row["where"].startswith("across")),
         *_count_states(samples),
         *_count_shapes(samples[~unreadable(samples)].drop_duplicates("path")),
         *_count_classes(samples[usable]),
     ]
-    _log_leaks(repeated[repeated["sample_id"].isin(samples["sample_id"][usable])], groups[usable])
+    _log_leaks(repeated[repeated["sample_id"].isin(samples["sample_id"][usable])], items[usable])
     return pd.DataFrame(rows, columns=list(AUDIT)).fillna({"detail": ""}).astype(AUDIT)
 
 
@@ -127,25 +123,32 @@ def _count_classes(usable: pd.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def _log_leaks(repeated: pd.DataFrame, groups: pd.DataFrame) -> None:
-    """One line where train and test share images or groups, one for each image of contradictory labels."""
+def _log_leaks(repeated: pd.DataFrame, items: pd.DataFrame) -> None:
+    """One line where train and test share images or items, one for each image of contradictory labels.
+
+    Near copies of contradictory labels share a line: many defects are small.
+    """
     exact = repeated[repeated["kind"] == "exact"]
     near = repeated[repeated["kind"] == "near"]
-    found = {"exact copies": _shared(exact), "near copies": _shared(near), "parts of one item": _shared(groups)}
+    found = {"exact copies": _shared(exact), "near copies": _shared(near), "parts of one item": _shared(items)}
     if any(found.values()):
         logger.warning(
-            "Train and test share %s, for example %s: results on them are optimistic; see ingestion.drop_duplicates "
-            "and ingestion.group_split",
+            "Train and test share %s, for example %s: results on them are optimistic; ingestion.split_by_item=true "
+            "keeps an item and its copies on one side",
             ", ".join(f"{name} ({len(sets)})" for name, sets in found.items() if sets),
             next(sets[0] for sets in found.values() if sets),
         )
     for name, part in exact.groupby("set", sort=False):
         if part["label"].nunique() > 1:
             logger.error("The same image is normal and anomalous (%s): %s", name, ", ".join(part["sample_id"]))
+    if contradictory := _shared(near, "label"):
+        message = "Nearly the same image is normal and anomalous (%d, see duplicate_sheet.png), for example %s"
+        logger.warning(message, len(contradictory), contradictory[0])
 
 
-def _shared(members: pd.DataFrame) -> list[str]:
-    """The sets that have members in train and in test: one of each."""
-    first = members[members["split"] != "anomaly"].drop_duplicates(["set", "split"])
+def _shared(members: pd.DataFrame, by: str = "split") -> list[str]:
+    """The sets that have normals in train and in test, or members of both labels: one of each."""
+    compared = members if by == "label" else members[members["split"] != "anomaly"]
+    first = compared.drop_duplicates(["set", by])
     first = first[first["set"].duplicated(keep=False)]
     return first.groupby("set", sort=False)["sample_id"].agg(" = ".join).tolist()

@@ -37,18 +37,20 @@ def draw_contact_sheet(samples: pd.DataFrame, images: ImageLoader) -> Figure:
 
 
 def draw_duplicate_sheet(repeated_images: pd.DataFrame, images: ImageLoader) -> Figure:
-    """The first sets of repeated images, two of each side by side; those across splits come first."""
+    """The first sets of repeated images, two of each side by side; those across labels, then splits, come first."""
     if repeated_images.empty:
         figure = Figure(figsize=(6, 1.5))
         figure.text(0.5, 0.5, "No repeated images, neither exactly nor nearly.", ha="center", va="center")
         return figure
-    across = repeated_images.groupby("set", sort=False)["split"].nunique().sort_values(ascending=False, kind="stable")
+    across = repeated_images.groupby("set", sort=False)[["label", "split"]].nunique()
+    across = across.sort_values(["label", "split"], ascending=False, kind="stable")
     shown = list(across.index[:SETS_SHOWN])
     axes, figure = _grid(-(-len(shown) // SETS_IN_A_ROW), 2 * min(SETS_IN_A_ROW, len(shown)), title_lines=2)
     for number, name in enumerate(shown):
         members = repeated_images[repeated_images["set"] == name]
         distinct = members if name.startswith("exact") else members.drop_duplicates(["content_hash", "crop"])
-        pair = pd.concat([distinct.drop_duplicates("split"), distinct]).drop_duplicates("sample_id").iloc[:2]
+        others = [distinct.drop_duplicates(by) for by in ("label", "split")]
+        pair = pd.concat([*others, distinct]).drop_duplicates("sample_id").iloc[:2]
         row, column = divmod(number, SETS_IN_A_ROW)
         for side, (_, sample) in enumerate(pair.iterrows()):
             title = f"{name} ({len(members)} images): {sample['split']}\n{sample['sample_id'][-28:]}"

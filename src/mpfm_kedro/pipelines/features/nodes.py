@@ -7,12 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from mpfm_kedro.datasets.weights import BackboneWeights
+from mpfm_kedro.backbones.features import BackboneWeights
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.views import CUTMIX, ORIGINAL
 from mpfm_kedro.parameters import ComputeParameters, FeatureParameters
-from mpfm_kedro.pipelines.features.extraction import Extraction
 from mpfm_kedro.sources.samples import parse_crop
 
 AUTO = "auto"
@@ -25,8 +24,10 @@ def plan_features(
     weights: list[BackboneWeights],
     features: FeatureParameters,
     compute: ComputeParameters,
-) -> Extraction:
-    """The frozen backbone over every sample and view, once."""
+) -> Any:
+    """The frozen backbone over every sample and view, once: an ``Extraction``."""
+    from mpfm_kedro.backbones.extraction import Extraction  # with torch, which is slow to import
+
     return Extraction(plan_views(samples, features.image_size, features), images, weights, features, compute)
 
 
@@ -36,7 +37,7 @@ def plan_mpfm_features(
     weights: list[BackboneWeights],
     features: FeatureParameters,
     compute: ComputeParameters,
-) -> Extraction:
+) -> Any:
     """The same without the CutMix pseudo-anomalies, which are for baselines."""
     without = features.model_copy(update={"cutmix_views": 0})
     return plan_features(samples, images, weights, without, compute)
@@ -48,7 +49,7 @@ def plan_views(samples: pd.DataFrame, image_size: Any, parameters: FeatureParame
     The original of every readable sample; CutMix pseudo-anomalies of training normals; augmented views of anomalies,
     any of which may become a known one. A deep image is another one in another range: its content names both.
     """
-    if "pixel_range" not in samples:
+    if "item" not in samples:
         raise InputError("The stored samples are of another version; replace them with kedro run --pipelines=ingestion")
     readable = samples[samples["problem"] == ""]
     scaled = ("@" + readable["pixel_range"]).where(readable["pixel_range"] != "", "")
@@ -58,7 +59,7 @@ def plan_views(samples: pd.DataFrame, image_size: Any, parameters: FeatureParame
     plan = [(readable, ORIGINAL)]
     plan += [(train, f"{CUTMIX}{number}") for number in range(parameters.cutmix_views)]
     plan += [(anomalies, view) for view in parameters.anomaly_views]
-    columns = ["sample_id", "path", "crop", "pixel_range", "content_hash"]
+    columns = ["sample_id", "item", "path", "crop", "pixel_range", "content_hash"]
     return pd.concat([part[columns].assign(view=view, image_size=size) for part, view in plan], ignore_index=True)
 
 

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from mpfm_kedro.backbones.features import Features
+from mpfm_kedro.backbones.features import BackboneWeights, Features
 from mpfm_kedro.compute import torch_device
-from mpfm_kedro.datasets.weights import BackboneWeights
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.images.items import join_images
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.inspection.collection import Collection
-from mpfm_kedro.inspection.model import Model
-from mpfm_kedro.parameters import InspectionParameters
+from mpfm_kedro.inspection.model import Model, describe_origin
+from mpfm_kedro.parameters import AUTO, IngestionParameters, InspectionParameters
 from mpfm_kedro.protocol.trials import Trials
+from mpfm_kedro.sources import splits_by_item
+from mpfm_kedro.sources.repeats import LEAK
 
 
-def gather_samples(samples: pd.DataFrame, collection: Collection, images: ImageLoader) -> pd.DataFrame:
+def gather_samples(
+    samples: pd.DataFrame, collection: Collection, images: ImageLoader, ingestion: IngestionParameters
+) -> pd.DataFrame:
     """All samples, none of which is kept for a test, and the images of the collection."""
-    every = samples.assign(split=np.where(samples["label"] == 1, "anomaly", "train"))
+    every = samples.assign(
+        split=np.where(samples["label"] == 1, "anomaly", "train"), problem=samples["problem"].replace(LEAK, "")
+    )
     if collection.table.empty:
         return every
     categories = every["category"].unique()
@@ -29,7 +36,11 @@ def gather_samples(samples: pd.DataFrame, collection: Collection, images: ImageL
     learned = collection.samples(str(every["dataset"].iloc[0]), str(categories[0]), images)
     pixel_range = "".join(sorted(set(every["pixel_range"]) - {""}))
     learned["pixel_range"] = np.where(learned["deep"] != "", pixel_range, "")
-    return pd.concat([every, learned], ignore_index=True)
+    if ingestion.item_pattern != AUTO:
+        origins = learned["path"].map(lambda path: Path(path).name).map(collection.table.set_index("file")["origin"])
+        learned["item"] = origins.str.extract(ingestion.item_pattern)[0].fillna(learned["item"])
+    by_item = splits_by_item(every, ingestion.split_by_item)
+    return join_images(pd.concat([every, learned], ignore_index=True), ingestion.item_pattern, by_item)
 
 
 def assemble_model(
@@ -62,9 +73,8 @@ def keep_model(model: Model) -> Model:
 def summarise_model(model: Model) -> str:
     """What was made, for the terminal."""
     card = model.card
-    data, name = card["data"], " ".join(filter(None, [card["dataset"], card["category"]]))
     return (
-        f"A model of {name} was made from {data['normals']:,} normals and {data['anomalies']:,} known anomalies.\n"
-        f"{card['guarantee']}\n"
+        f"Made: {describe_origin(card)}.\n"
+        f"{' '.join(filter(None, [card['guarantee'], card['advice']]))}\n"
         "To use it: kedro run --pipelines=predict --params=images=PATH, with the other parameters of this run"
     )

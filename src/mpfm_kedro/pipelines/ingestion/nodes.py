@@ -14,11 +14,12 @@ import pandas as pd
 from sklearn.model_selection import GroupShuffleSplit
 
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.images.items import join_images, match_items
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.ranges import find_range
-from mpfm_kedro.parameters import IngestionParameters
-from mpfm_kedro.sources import get_source, source_of
-from mpfm_kedro.sources.repeats import DROPPED, content, joined_groups
+from mpfm_kedro.parameters import AUTO, IngestionParameters
+from mpfm_kedro.sources import get_source, source_of, splits_by_item
+from mpfm_kedro.sources.repeats import DROPPED, LEAK, content
 
 logger = logging.getLogger(__name__)
 PLAIN_FORMATS = {"L", "RGB"}
@@ -46,6 +47,8 @@ def list_samples(images: ImageLoader, category: str, parameters: IngestionParame
         samples = samples[samples["category"] == category].reset_index(drop=True)
     if samples.empty:
         raise InputError(f"{source.title}: no image found in {images.folder}")
+    if parameters.item_pattern != AUTO:
+        samples["item"] = match_items(samples["path"], parameters.item_pattern).fillna(samples["item"])
     for one, problems in source.compare_counts(samples).items():
         title = f"{source.title} {one}".strip()
         if problems and not parameters.allow_partial:
@@ -123,41 +126,43 @@ def _enumerate(names: Sequence[str]) -> str:
 def split_normals(checked: pd.DataFrame, parameters: IngestionParameters) -> pd.DataFrame:
     """Divide the normals 3:1 by sorted name, unless they come with a split; anomalies are drawn by the runs.
 
-    All listed names are split, so that an unreadable image does not change the split of others. With ``group_split``
-    items (groups, joined where they share an image) are split as a whole, 3:1 by their number; the runs then test no
-    item that they learn from. With ``drop_duplicates`` repeated samples get a problem, as unreadable ones have.
+    All listed names are split, so that an unreadable image does not change the split of others. By item, items are
+    split as a whole, 3:1 by their number; the runs then test no item that they learn from. With ``drop_duplicates``
+    repeated samples get a problem, as unreadable ones have.
     """
-    source, group_split = source_of(checked), parameters.group_split
-    samples = checked.copy()
+    by_item = splits_by_item(checked, parameters.split_by_item)
+    samples = join_images(checked, parameters.item_pattern, by_item)
     samples.loc[samples["label"] == 1, "split"] = "anomaly"
     undivided = samples[samples["split"] == ""].sort_values("sample_id")
-    groups = joined_groups(samples) if group_split else pd.Series(range(len(samples)), samples.index)
-    if group_split and undivided.empty:
-        logger.warning(
-            "%s comes with its own split, which ingestion.group_split does not change; it only excludes test images "
-            "of items that train",
-            source.title,
-        )
     for category, normals in undivided.groupby("category"):
-        name = f"{source.title} {category}".strip()
-        codes, found = groups[normals.index].factorize()
-        if len(found) < 2 and group_split:
-            raise InputError(
-                f"{name}: ingestion.group_split needs at least two groups of normal images, and all {len(normals)} "
-                f"belong to the group of {normals['group'].iloc[0]}"
-            )
-        if len(found) < 2:
-            raise InputError(f"{name}: a 3:1 split needs at least two normal images, found {len(normals)}")
+        codes, items = normals["item" if by_item else "sample_id"].factorize()
+        if len(items) < 2:
+            name, what = f"{source_of(checked).title} {category}".strip(), "items" if by_item else "images"
+            shown = f": all {len(normals)} normal images show {items[0]}" if by_item else f", found {len(normals)}"
+            raise InputError(f"{name}: a 3:1 split needs at least two normal {what}{shown}")
         splitter = GroupShuffleSplit(n_splits=1, test_size=TEST_SHARE, random_state=42)
         train, test = next(splitter.split(codes, groups=codes))
         samples.loc[normals.index[train], "split"] = "train"
         samples.loc[normals.index[test], "split"] = "test"
-        if group_split:
-            logger.info("%s: %d groups, %d normals train and %d test", name, len(found), len(train), len(test))
     if parameters.drop_duplicates:
         samples["problem"] = _drop_repeats(samples)
+    if by_item:
+        samples["problem"] = _drop_leaks(samples)
     _refuse_too_few(samples)
     return samples
+
+
+def _drop_leaks(samples: pd.DataFrame) -> pd.Series:
+    """The problem of each sample, which a test normal of an item that trains gets, too: its source divided the item."""
+    usable = samples[samples["problem"] == ""]
+    trained = set((usable["category"] + "|" + usable["item"])[usable["split"] == "train"])
+    leaks = usable.index[(usable["split"] == "test") & (usable["category"] + "|" + usable["item"]).isin(trained)]
+    problem = samples["problem"].copy()
+    problem[leaks] = LEAK
+    if len(leaks):
+        message = "%d test images show items that train and are dropped, for example %s (ingestion.split_by_item)"
+        logger.warning(message, len(leaks), samples["sample_id"][leaks[0]])
+    return problem
 
 
 def _drop_repeats(samples: pd.DataFrame) -> pd.Series:
@@ -191,7 +196,9 @@ def _refuse_too_few(samples: pd.DataFrame) -> None:
 
 
 def refuse_wrong_split(samples: pd.DataFrame) -> pd.DataFrame:
-    """Catalog validator: the stored split is the one that the source declares, by image or by group."""
+    """Catalog validator: the stored split is the one that the source declares, by image or by item."""
+    if "item" not in samples:
+        raise InputError("The stored samples are of another version; replace them with kedro run --pipelines=ingestion")
     source = source_of(samples)
     for category, part in samples.groupby("category"):
         name = f"{source.title} {category}".strip()
@@ -201,13 +208,13 @@ def refuse_wrong_split(samples: pd.DataFrame) -> pd.DataFrame:
         if (anomalies != "anomaly").any():
             raise InputError(f"{name}: an anomaly is in the split of the normals")
         by_image = _is_three_to_one(normals, part["sample_id"])
-        if source.split == "three_to_one" and not (by_image or _is_three_to_one(normals, joined_groups(part))):
+        if source.split == "three_to_one" and not (by_image or _is_three_to_one(normals, part["item"])):
             counts = " to ".join(str((normals == split).sum()) for split in ("train", "test"))
             raise InputError(f"{name}: {counts} normals is not a 3:1 split")
     return samples
 
 
-def _is_three_to_one(splits: pd.Series, groups: pd.Series) -> bool:
-    """Whether a quarter of the groups is tested, and none of these trains."""
-    train, test = (set(groups[splits.index[splits == split]]) for split in ("train", "test"))
+def _is_three_to_one(splits: pd.Series, items: pd.Series) -> bool:
+    """Whether a quarter of the items is tested, and none of these trains."""
+    train, test = (set(items[splits.index[splits == split]]) for split in ("train", "test"))
     return not train & test and len(test) == math.ceil(TEST_SHARE * len(train | test))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,37 +10,42 @@ from typing import Any
 import pandas as pd
 
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.inspection.batches import compare_batch
 from mpfm_kedro.inspection.finding import find_images
-from mpfm_kedro.inspection.model import Model
+from mpfm_kedro.inspection.model import Model, describe_origin
 from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
+
+logger = logging.getLogger(__name__)
 
 
 def predict_images(
     images: Any,  # a path; None where it was not given
     model: Model,
     log_folder: Path,
-    overlays: Path,
+    folder: Path,
     parameters: InspectionParameters,
     ingestion: IngestionParameters,
     device: str,
 ) -> pd.DataFrame:
-    """One row per image that the parameter ``images`` names, the highest score first."""
+    """One row per image that the parameter ``images`` names, the highest score first; overlays are in ``folder``."""
     from mpfm_kedro.inspection.inspector import Inspector  # with torch, which is slow to import
     from mpfm_kedro.inspection.prediction_log import PredictionLog
-    from mpfm_kedro.inspection.predictions import predict_files
+    from mpfm_kedro.inspection.predictions import OVERLAYS, TABLE, predict_files
 
     if images is None:
         raise InputError("Parameter 'images' is missing: name a file, a folder or a pattern, --params=images=PATH")
+    if (folder / TABLE).exists():
+        raise InputError(f"Parameter 'batch' = '{folder.name}': there are predictions in {folder}; choose another name")
+    files = find_images(images)
+    logger.info("%d files of %s, %s", len(files), images, describe_origin(model.card))
     inspector = Inspector(model, device, ingestion.max_megapixels)
     threshold = inspector.threshold_for(parameters.false_alarm_rate, parameters.confidence)
     log = PredictionLog.of(log_folder, model.card)
-    return predict_files(
-        inspector, find_images(images), log, threshold, overlays, parameters.overlays, parameters.workers
-    )
+    return predict_files(inspector, files, log, threshold, folder / OVERLAYS, parameters.overlays, parameters.workers)
 
 
-def summarise_predictions(predictions: pd.DataFrame) -> str:
-    """How many images got which decision, for the terminal."""
+def summarise_predictions(predictions: pd.DataFrame, model: Model) -> str:
+    """How many images got which decision, and whether they are like the normals of the model, for the terminal."""
     counts = Counter(predictions["decision"])
     shown = ", ".join(
         f"{counts[name]:,} {name}" for name in ("defective", "uncertain", "good", "error") if counts[name]
@@ -47,4 +53,6 @@ def summarise_predictions(predictions: pd.DataFrame) -> str:
     lines = [f"{len(predictions):,} images: {shown}."]
     for row in predictions[predictions["decision"] == "defective"].head(5).itertuples():
         lines.append(f"  {row.score:8.2f}  {row.path}")
+    if shift := compare_batch(predictions, model.calibration):
+        lines.append(shift.describe())
     return "\n".join(lines)

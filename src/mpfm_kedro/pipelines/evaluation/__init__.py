@@ -1,1 +1,0 @@
-"""Metrics of trials, and their summary."""

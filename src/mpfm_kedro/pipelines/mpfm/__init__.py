@@ -1,1 +1,0 @@
-"""MPFM: prototypes, flow training, calibration."""

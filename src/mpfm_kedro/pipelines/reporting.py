@@ -1,0 +1,108 @@
+"""What a report shows besides numbers, and the report."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from mpfm_kedro.backbones.features import Features
+from mpfm_kedro.compute import torch_device
+from mpfm_kedro.images.loading import ImageLoader
+from mpfm_kedro.parameters import ComparisonParameters, InspectionParameters, TrainingParameters
+from mpfm_kedro.protocol.description import (
+    sample_features,
+    tabulate_history,
+    tabulate_modes,
+    trials_of_mpfm,
+    typical_normals,
+)
+from mpfm_kedro.protocol.methods import describe_methods, from_json
+from mpfm_kedro.protocol.trials import Trial, Trials
+from mpfm_kedro.provenance import code_revision
+from mpfm_kedro.reports.figures import draw_side_by_side, list_panels, tabulate_curves, tabulate_roc_curves, to_strip
+from mpfm_kedro.reports.setting import write_report, write_summary
+
+MOST_CELLS = 8
+TYPICAL = 6  # images of each group
+
+
+def describe_models(
+    models: Trials,
+    scores: pd.DataFrame,
+    features: Features,
+    samples: pd.DataFrame,
+    images: ImageLoader,
+    inspection: InspectionParameters,
+) -> dict[str, pd.DataFrame]:
+    """What the models of a setting tell: training curves, groups of normals, misses and false alarms as images.
+
+    Mistakes are of the first seed of each cell, with precision and recall at a threshold.
+    """
+    from mpfm_kedro.inspection.mistakes import COLUMNS, POINTS, find_mistakes  # with torch, which is slow to import
+    from mpfm_kedro.inspection.production import ProductionFit
+
+    cells: dict[tuple, Trial] = {}
+    for trial in trials_of_mpfm(models):
+        cells.setdefault(tuple(trial.run[name] for name in ("category", "known_class", "n_anomalies")), trial)
+    mistakes, points = [pd.DataFrame(columns=COLUMNS)], []
+    for trial in list(cells.values())[:MOST_CELLS]:
+        own = scores[(scores["run"] == trial.run["run"]) & (scores["method"] == trial.method.name)]
+        fit = ProductionFit(trial.run, models.artefacts(trial), features, samples, images, [])
+        rate, confidence = inspection.false_alarm_rate, inspection.confidence
+        table, point = find_mistakes(fit, own, rate, confidence, torch_device(inspection.device))
+        mistakes.append(table)
+        points.append(point)
+    shown = pd.concat(mistakes[1:] or mistakes, ignore_index=True)
+    files = samples.set_index("sample_id")[["path", "crop", "content_hash", "pixel_range"]]
+    groups = [
+        {"size": size, "image": to_strip([images.thumbnail(*files.loc[sample]) for sample in members])}
+        for size, members in typical_normals(models, TYPICAL)
+    ]
+    return {
+        "modes": tabulate_modes(models),
+        "history": tabulate_history(models),
+        "sampled_features": sample_features(models, features),
+        "groups": pd.DataFrame(groups, columns=["size", "image"]),
+        "mistakes": shown.assign(link=[(images.folder / path).as_uri() for path in files["path"].loc[shown["sample"]]]),
+        "operating_points": pd.DataFrame(points, columns=POINTS),
+    }
+
+
+def draw_figures(
+    scores: pd.DataFrame, evaluation: dict[str, pd.DataFrame], description: dict[str, pd.DataFrame]
+) -> tuple[dict[str, Figure], dict[str, pd.DataFrame]]:
+    """The figures of a setting by name, and its ROC curves and losses as tables for `dvc plots`."""
+    roc, history = tabulate_roc_curves(scores, evaluation["run_metrics"]), description["history"]
+    panels = list_panels(scores, roc, history, description["sampled_features"])
+    return {name: draw_side_by_side(own) for name, own in panels.items()}, tabulate_curves(roc, history)
+
+
+def write_setting(
+    scores: pd.DataFrame, evaluation: dict[str, pd.DataFrame], description: dict[str, pd.DataFrame]
+) -> tuple[str, str]:
+    """The page of a setting, and its summary for the terminal."""
+    return write_report(scores, evaluation, description), write_summary(evaluation)
+
+
+def list_methods(runs: pd.DataFrame, training: TrainingParameters, comparison: ComparisonParameters) -> pd.DataFrame:
+    """Kind, budget and note of the methods of a study, in the order of the tables."""
+    methods = {method.name: method for content in runs["methods"].unique() for method in from_json(content)}
+    return pd.DataFrame(describe_methods(methods.values(), training, comparison.steps))
+
+
+def describe_origin(study: str, parameters: dict[str, Any], runs: pd.DataFrame, features: Features) -> str:
+    """How a table was made: pipeline, date, revision and the parameters that users set most."""
+    names = ["dataset", "category", "known_class", "first_seed", "n_seeds", "backbone"]
+    if parameters["name"] != parameters["dataset"]:
+        names.insert(1, "name")
+    shown = {name: parameters[name] for name in names}
+    shown |= {name: " + ".join(value) for name, value in shown.items() if isinstance(value, list)}
+    values = ", ".join(f"{name}={value}" for name, value in shown.items())
+    numbers = ", ".join(str(number) for number in sorted(runs["n_anomalies"].unique(), reverse=True))
+    return (
+        f"Made by `kedro run --pipelines={study}` on {date.today().isoformat()}, revision {code_revision()}, "
+        f"with {values}, image_size={features.store.spec.image_size}, M = {numbers}; the backbone is frozen."
+    )

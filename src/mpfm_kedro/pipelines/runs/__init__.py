@@ -1,1 +1,0 @@
-"""Runs: who learns and who is tested."""

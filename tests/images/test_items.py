@@ -1,0 +1,53 @@
+"""Which images show one item: named by a pattern, or near copies."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mpfm_kedro.errors import InputError
+from mpfm_kedro.images.items import join_images, match_items
+from mpfm_kedro.parameters import AUTO
+from mpfm_kedro.sources.samples import sample, sample_table
+
+PATTERN = r"(part\d+)_"
+
+
+def samples(names: list[str], contents: str, hashes: list[int]) -> pd.DataFrame:
+    """Images of these contents, whose perceptual hashes are equal or far apart."""
+    rng = np.random.default_rng(0)
+    distinct = [bits.tobytes().hex() for bits in rng.integers(0, 256, (20, 32), dtype=np.uint8)]
+    table = sample_table(sample("folder", name, 0) for name in names)
+    return table.assign(content_hash=list(contents), problem="", dhash=[distinct[number] for number in hashes])
+
+
+def test_the_first_group_is_the_item_and_what_does_not_match_is_said(caplog):
+    paths = pd.Series(["good/part1_a.png", "good/part1_b.png", "dent/part2_a.png", "good/other.png"])
+    assert match_items(paths, PATTERN).fillna("").tolist() == ["part1", "part1", "part2", ""]
+    assert "does not match 1 of 4 paths, each of which is an item, for example good/other.png" in caplog.text
+
+
+@pytest.mark.parametrize(("paths", "matched"), [(["a/1.png", "a/2.png"], 0), (["part1_.png", "2.png", "3.png"], 1)])
+def test_a_pattern_that_matches_few_paths_is_refused_with_examples(paths, matched):
+    with pytest.raises(InputError, match=rf"matches {matched} of {len(paths)}.*for example.* {paths[-1]}"):
+        match_items(pd.Series(paths), PATTERN)
+
+
+def test_near_and_equal_images_are_one_item_where_nothing_names_them(caplog):
+    table = samples(list("abcdefg"), "1123456", [0, 0, 0, 1, 2, 3, 4])
+    with caplog.at_level(logging.INFO):
+        joined = join_images(table, AUTO, by_item=True)
+    assert joined["item"].tolist() == list("aaadefg")
+    assert "5 items in 7 images: only near copies are one item" in caplog.text
+    assert join_images(table, "(.*)", by_item=True)["item"].tolist() == list("aacdefg")
+    assert join_images(table, AUTO, by_item=False)["item"].tolist() == list("aacdefg")
+
+
+def test_where_most_images_are_alike_only_equal_ones_are_one_item(caplog):
+    table = samples(list("abcde"), "11234", [0, 0, 0, 0, 1])
+    with caplog.at_level(logging.INFO):
+        assert join_images(table, AUTO, by_item=True)["item"].tolist() == list("aacde")
+    assert "4 items in 5 images: most images are alike" in caplog.text

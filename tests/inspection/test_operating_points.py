@@ -1,0 +1,54 @@
+"""Misses by rate and class, and when a higher rate is advised."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mpfm_kedro.inspection.operating_points import ALL, advise, count_misses
+from production_models import held_out_scores
+
+
+def scores(shift: float, n: int = 400, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(shift, size=n)
+
+
+def test_misses_are_counted_at_every_rate_and_in_every_class():
+    classes = ["scratch"] * 30 + ["spot"] * 10
+    defects = np.concatenate([np.linspace(1, 4, 30), np.full(10, 5.0)])
+    held_out = held_out_scores(scores(0, 2000), defects, classes)
+    misses = count_misses(held_out, 0.03, 0.95).set_index(["false_alarms", "defect_class"])
+    assert list(misses.index.levels[0]) == [0.01, 0.02, 0.03, 0.05, 0.1]
+    for rate in (0.01, 0.1):
+        limit = np.sort(held_out.item_scores)[-int(2000 * rate)]
+        near = (defects[:30] <= limit).mean()
+        assert misses.loc[(rate, "scratch"), "missed"] == pytest.approx(near, abs=0.15)
+        assert misses.loc[(rate, "spot"), "n_missed"] == 0
+    whole = misses.xs(ALL, level="defect_class")
+    assert (whole["n_anomalies"] == 40).all() and whole["missed"].is_monotonic_decreasing
+    assert (whole["low"] <= whole["missed"]).all() and (whole["missed"] <= whole["high"]).all()
+
+
+def test_a_higher_rate_is_advised_where_it_pays():
+    held_out = held_out_scores(scores(0, 2000), np.concatenate([scores(6, 60), scores(2.0, 40)]))
+    said = advise(count_misses(held_out, 0.01, 0.95), 0.01)
+    assert said.startswith(("At 5 % instead of 1 %", "At 10 % instead of 1 %")) and "false_alarm_rate=0." in said
+
+
+@pytest.mark.parametrize(
+    ("defects", "n_normals"),
+    [
+        pytest.param(np.full(50, 9.0), 2000, id="all are detected anyway"),
+        pytest.param(np.full(50, -1.0), 2000, id="none is detected at any rate"),
+        pytest.param(np.array([2.0, 2.0, 9.0]), 2000, id="too few known defects"),
+        pytest.param(np.full(50, 2.0), 20, id="normals too few for other thresholds"),
+    ],
+)
+def test_otherwise_nothing_is_advised(defects: np.ndarray, n_normals: int):
+    assert advise(count_misses(held_out_scores(scores(0, n_normals), defects), 0.01, 0.95), 0.01) == ""
+
+
+def test_without_known_defects_there_is_no_row():
+    misses = count_misses(held_out_scores(scores(0), np.empty(0)), 0.01, 0.95)
+    assert misses.empty and advise(misses, 0.01) == "" and isinstance(misses, pd.DataFrame)
