@@ -89,6 +89,7 @@ def test_the_report_has_both_tables_ranks_tests_and_what_is_missing(table):
     assert "data:image/png" in page
     recall = text.split("## recall at 1 %, General setting")[1].split("##")[0]
     assert "| method | elpv, M=10 | elpv, M=1 |" in recall and "| MPFM | 0.600 [0.500, 0.700] |" in recall
+    assert "## Mean ranks by recall at 1 %" in text
     assert "Hard setting" in text and "recall at 5 %" not in text.replace("Recall at 1 % (5 %)", "")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.evaluation.ranks import EVERYTHING, scope_name
+from mpfm_kedro.evaluation.ranks import EVERYTHING, rank_methods, scope_name
 from mpfm_kedro.provenance import code_revision
 from mpfm_kedro.reports.comparison import auc_table
 from mpfm_kedro.reports.pages import render
@@ -79,7 +79,12 @@ def write_study(table: pd.DataFrame, ranks: pd.DataFrame, plan: pd.DataFrame, or
             tables += [aucs._replace(notes=[*aucs.notes, *_seeds(columns)]), *difference_table(title, columns)]
             tables += value_tables(title, columns, RECALL_TITLES)
     planned = plan[["name", "dataset", "category", "status", "images", "problem"]].fillna("").astype(str)
-    tables += [_rank_table(ranks), Table("Datasets of the study", {"": planned.set_index("name")}, [])]
+    by_recall = {
+        title: rank_methods(table, f"{name}_mean") for title, name in RECALL_TITLES.items() if f"{name}_mean" in table
+    }
+    tables += [_rank_table("Mean ranks", ranks)]
+    tables += [_rank_table(f"Mean ranks by {title}", own) for title, own in by_recall.items() if len(own)]
+    tables += [Table("Datasets of the study", {"": planned.set_index("name")}, [])]
     figures = {"Mean ranks and critical differences": draw_ranks(ranks)}
     return write_tables("Study", tables, figures, origin=origin)
 
@@ -102,12 +107,12 @@ def _seeds(columns: Columns) -> list[str]:
     return ["Seeds: " + "; ".join(f"{name}: {number}" for name, number in numbers.items()) + "."]
 
 
-def _rank_table(ranks: pd.DataFrame) -> Table:
+def _rank_table(title: str, ranks: pd.DataFrame) -> Table:
     """Mean ranks of every scope, the best over all cells first; and what the tests say."""
     best_first = ranks.sort_values("scope", key=lambda scope: scope != EVERYTHING, kind="stable", ignore_index=True)
     scopes = {scope: best_first[best_first["scope"] == scope] for scope in ranks["scope"].unique()}
     columns = {EVERY if scope == EVERYTHING else scope: part for scope, part in scopes.items()}
-    return Table("Mean ranks", {"": _write_ranks(columns)}, [_describe_test(*column) for column in columns.items()])
+    return Table(title, {"": _write_ranks(columns)}, [_describe_test(*column) for column in columns.items()])
 
 
 def _write_ranks(columns: Columns) -> pd.DataFrame:
