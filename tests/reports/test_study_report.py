@@ -27,8 +27,6 @@ def cell(dataset: str, setting: str, known: str, number: int, auc: float, catego
                 "recall_1_mean": auc - 0.3 if measured and dataset == "elpv" else np.nan,
                 "recall_1_std": 0.0,
                 "recall_5_mean": np.nan,
-            }
-            | {
                 "recall_1_low": auc - 0.4,
                 "recall_1_high": auc - 0.2,
                 "n_seeds": 5,
