@@ -256,8 +256,8 @@ def test_plots_diff_draws_curves_of_two_revisions_from_their_tables(repository: 
     shown = json.loads(call(repository, "dvc", "plots", "diff", "--json", "HEAD", "workspace"))["data"]
     for file, x, y in (("loss_curves", "epoch", "total"), ("roc_curves", "false_alarms", "MPFM")):
         (plot,) = shown[str(RESULTS["hard"] / f"{file}.csv")]
-        points = {revision: [] for revision in ("HEAD", "workspace")}
-        for row in plot["datapoints"] if isinstance(plot["datapoints"], list) else plot["datapoints"]["HEAD"]:
+        points: dict[str, list] = {"HEAD": [], "workspace": []}
+        for row in plot["content"]["data"]["values"]:
             points[row["rev"]].append((float(row[x]), float(row[y])))
         assert len(points["HEAD"]) == len(points["workspace"]) > 1
         assert points["HEAD"] != points["workspace"] or file == "roc_curves"
