@@ -101,7 +101,7 @@ def take(pooled: np.ndarray, maps: np.ndarray, positions: np.ndarray) -> Feature
 
 def training_data(normals: FeatureRows, anomalies: FeatureRows, n_known: int) -> TrainingData:
     """Normals, and M known anomalies view after view; no pseudo-anomalies, which MPFM does not need."""
-    known = anomalies.with_source(np.arange(len(anomalies)) % n_known)
+    known = replace(anomalies, source=np.arange(len(anomalies)) % n_known)
     return TrainingData(normals, normals.take(np.arange(0)), known)
 
 
