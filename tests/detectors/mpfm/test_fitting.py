@@ -5,13 +5,11 @@ import torch
 def test_modules_start_as_the_closed_form(make_problem):
     problem = make_problem()
     g = torch.empty(60)
-    for r, normals, x, p in problem.held_out.enter(problem.closed_forms):
-        g[normals] = problem.closed_forms[r].score_of(x, p)
-    for r, closed_form in enumerate(problem.closed_forms):
-        (x, p, _), modules = closed_form.enter(problem.z), problem.of_round(r)
-        torch.testing.assert_close(
-            modules.flow.score(modules.flow.psi(x[None], p[None]))[0], closed_form.score_of(x, p)
-        )
+    for model, normals, x, p in problem.held_out.enter(problem.models):
+        g[normals] = model.step_0(x, p)
+    for r, model in enumerate(problem.models):
+        (x, p, _), modules = model.enter(problem.z), problem.of_round(r)
+        torch.testing.assert_close(modules.flow.score(modules.flow.psi(x[None], p[None]))[0], model.step_0(x, p))
         learned, known = (torch.from_numpy(own[r]) for own in (problem.rounds.normals, problem.rounds.anomalies))
         logit = modules.m_g(g[None, learned])
         assert float(logit.mean()) == pytest.approx(0, abs=1e-4) and float(logit.std()) == pytest.approx(1, abs=0.05)
@@ -31,10 +29,10 @@ def test_normality_starts_from_what_each_round_may_know(make_problem):
 def test_a_batch_is_in_each_round_what_its_closed_form_says(make_problem):
     problem = make_problem()
     batch = problem.training.batch(torch.arange(12), torch.arange(6))
-    for r, closed_form in enumerate(problem.closed_forms):
-        entered, held_out = closed_form.enter(problem.z), torch.from_numpy(problem.held_out.fold[:12] == r)
-        torch.testing.assert_close(batch.x[r, 12:], entered.x[60:])
-        torch.testing.assert_close(batch.p[r, 12:], entered.p[60:])
-        torch.testing.assert_close(batch.x[r, :12][held_out], entered.x[:12][held_out], rtol=1e-3, atol=1e-4)
-    expected = problem.closed_forms[-1].standardiser.patches(problem.data.normals.map_batch(slice(12)))
+    for r, model in enumerate(problem.models):
+        (x, p, _), held_out = model.enter(problem.z), torch.from_numpy(problem.held_out.fold[:12] == r)
+        torch.testing.assert_close(batch.x[r, 12:], x[60:])
+        torch.testing.assert_close(batch.p[r, 12:], p[60:])
+        torch.testing.assert_close(batch.x[r, :12][held_out], x[:12][held_out], rtol=1e-3, atol=1e-4)
+    expected = problem.models[-1].standardiser.patches(problem.data.normals.map_batch(slice(12)))
     torch.testing.assert_close(batch.v[:12], expected, rtol=1e-2, atol=1e-2)  # half precision

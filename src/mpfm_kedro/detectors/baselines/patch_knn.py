@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Baseline, Context, TrainingData
 from mpfm_kedro.detectors.inputs import StandardisedInput
-from mpfm_kedro.detectors.mpfm.patch_fitting import k_centre
-from mpfm_kedro.detectors.mpfm.patches import to_patches
+from mpfm_kedro.detectors.mpfm.patches import k_centre, to_patches
 
 CANDIDATES = 20000
 CORESET = 2000
