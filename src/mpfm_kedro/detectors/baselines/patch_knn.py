@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -26,10 +26,10 @@ class PatchNeighbours(Baseline):
     coreset is a greedy k-centre selection on a random projection, among patches drawn evenly from all normals.
     """
 
-    name: ClassVar[str] = "patch-kNN"
-    supervised: ClassVar[bool] = False
-    random: ClassVar[bool] = True
-    budget: ClassVar[str] = "nothing is fitted: 2,000 patches of the normals are kept"
+    name = "patch-kNN"
+    supervised = False
+    random = True
+    budget = "nothing is fitted: 2,000 patches of the normals are kept"
 
     standardise: StandardisedInput
     coreset: Tensor  # (k, C)
