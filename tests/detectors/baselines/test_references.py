@@ -128,12 +128,6 @@ def test_patches_show_a_small_defect_that_pooled_statistics_lose():
     assert by_patch > 0.1 + max(auc(fitted(cls, data), unseen, anomalies) for cls in POOLED)
 
 
-<<<<<<< HEAD
-def test_patches_are_found_where_the_normals_have_them():
-    normals = textures(5, seed=0)
-    np.testing.assert_allclose(scores(fitted(PatchNeighbours, training(normals)), normals), 0, atol=0.02)
-
-
 def test_the_coreset_does_not_depend_on_the_size_of_batches(monkeypatch):
     data = training(textures(40, seed=0))
     before = fitted(PatchNeighbours, data).coreset
@@ -141,8 +135,6 @@ def test_the_coreset_does_not_depend_on_the_size_of_batches(monkeypatch):
     torch.testing.assert_close(fitted(PatchNeighbours, data).coreset, before)
 
 
-=======
->>>>>>> tests
 def seen_and_unseen_class(seed=0, d=20):
     """Normals, ten known anomalies, and tests: the known class, and one that deviates in another direction."""
     rng = np.random.default_rng(seed)
