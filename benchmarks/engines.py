@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from machine import as_table, describe, published, write_page
 from torch import Tensor
 
 from feature_networks import Engine, Networks, full_batches
 from general_elpv import SEED, SIZE, WEIGHTS, Cell, fit, open_cell, read_parameters, take, training_data
-from machine import as_table, describe, published, write_page
 from mpfm_kedro.atomic import first_line
 from mpfm_kedro.backbones.backbone import Backbone
 from mpfm_kedro.backbones.extraction import extract

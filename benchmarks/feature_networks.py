@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from machine import cpu_flags
 from torch import Tensor, nn
 from torchvision.models import resnet18
 from torchvision.models.feature_extraction import create_feature_extractor
 
-from machine import cpu_flags
 from mpfm_kedro.backbones.backbone import Backbone
 
 Engine = Callable[[Tensor], dict[str, Tensor]]

@@ -11,13 +11,21 @@ from torch import nn
 
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Artefact, Context, TrainingData
-from mpfm_kedro.detectors.mpfm.calibration import SCORES, Evidence, PlainSum, SoftCalibration
+from mpfm_kedro.detectors.mpfm.calibration import (
+    SCORES,
+    STEP_0,
+    Calibrated,
+    Evidence,
+    PlainSum,
+    SoftCalibration,
+    counted_scores,
+    fit_weights,
+)
 from mpfm_kedro.detectors.mpfm.closed_form import HeldOut, initialise
 from mpfm_kedro.detectors.mpfm.detector import MPFM
 from mpfm_kedro.detectors.mpfm.rounds import Rounds, assign_folds
 from mpfm_kedro.detectors.mpfm.specification import stage_name
 from mpfm_kedro.detectors.mpfm.training import initial_modules, train, training_set
-from mpfm_kedro.detectors.mpfm.weights import STEP_0, Calibrated, counted_scores, fit_weights
 from mpfm_kedro.parameters import PrototypeParameters, TrainingParameters
 
 Fits = Mapping[str, Artefact]
