@@ -158,7 +158,7 @@ class Inspector:
         """The predictions for images of known features and sizes (width, height)."""
         result = self._detector.inspect(rows)
         heat = scale(smooth_maps(result.positions.numpy()), self.card["heat_map"]["low"], self.card["heat_map"]["high"])
-        z = self._detector.first.closed_form.standardiser.z_of(rows).cpu().numpy()
+        z = self._detector.first.standardiser.z_of(rows).cpu().numpy()
         scores = result.score.double().numpy()
         decisions, p = decide(scores, threshold or self.threshold), p_values(scores, self.normal_scores)
         return [

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.detectors.base import Artefact
-from mpfm_kedro.detectors.mpfm.detector import MPFMDetector, keep_final, load, load_fold_models
-from mpfm_kedro.detectors.mpfm.model import MPFMOutput
+from mpfm_kedro.detectors.mpfm.detector import MPFMDetector, MPFMOutput, keep_final, load, load_fold_models
 from mpfm_kedro.evaluation.columns import PART_COLUMNS
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.position_maps import smooth_maps
@@ -150,7 +149,7 @@ def make_gallery(fit: ProductionFit, detector: MPFMDetector) -> Gallery:
     ]
     shown = pd.DataFrame({"sample_id": chosen, "defect_class": table["defect_class"].tolist(), "thumbnail": thumbnails})
     rows = select(fit.features, np.array(chosen), [ORIGINAL]).of_backbone(0)
-    return Gallery(shown, detector.first.closed_form.standardiser.z_of(rows).cpu().numpy())
+    return Gallery(shown, detector.first.standardiser.z_of(rows).cpu().numpy())
 
 
 def spread(values: Sequence[Value], most: int) -> list[Value]:
