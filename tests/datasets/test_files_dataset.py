@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from mpfm_kedro.atomic import replacing
 from mpfm_kedro.datasets.files import (
     AtomicCSVDataset,
-    AtomicMatplotlibDataset,
     AtomicTextDataset,
 )
 from mpfm_kedro.datasets.tables import MetricsDataset
@@ -59,17 +57,6 @@ def test_failed_save_leaves_the_old_file_whole(kind, tmp_path):
     assert entry.exists()
 
 
-def test_failed_figure_leaves_the_old_one(tmp_path):
-    file = tmp_path / "figure.png"
-    AtomicMatplotlibDataset(filepath=str(file), save_args={"format": "png"}).save(Figure())
-    before = file.read_bytes()
-    assert before.startswith(b"\x89PNG")
-    with pytest.raises(Exception, match="nonsense"):
-        AtomicMatplotlibDataset(filepath=str(file), save_args={"format": "nonsense"}).save(Figure())
-    assert file.read_bytes() == before
-    assert names(tmp_path) == ["figure.png"]
-
-
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, RuntimeError])
 def test_interruption_half_way_through_leaves_the_old_file(interruption, tmp_path):
     file = tmp_path / "file"
@@ -87,14 +74,6 @@ def test_parent_that_is_a_file_is_named(below, tmp_path):
     target = tmp_path / "occupied" / below
     with pytest.raises(InputError, match="Cannot write") as raised, replacing(target) as partial:
         partial.write_text("x")
-    assert str(target) in str(raised.value)
-
-
-def test_parent_that_is_a_file_is_named_by_a_dataset(tmp_path):
-    (tmp_path / "occupied").write_text("a file")
-    target = tmp_path / "occupied" / "table.csv"
-    with pytest.raises(InputError) as raised:
-        AtomicCSVDataset(filepath=str(target)).save(TABLE)
     assert str(target) in str(raised.value)
 
 
