@@ -92,13 +92,6 @@ def test_a_rerun_elsewhere_gives_equal_bytes(hard: Path, tmp_path: Path):
     assert [name for name in first if first[name] != second[name]] == []
 
 
-def test_general_setting_with_one_anomaly(tmp_path: Path):
-    out = run("general_setting", tmp_path, n_anomalies=1, n_seeds=1)
-    summary = pd.read_csv(out / "08_reporting/synthetic/general/summary.csv", keep_default_na=False)
-    assert summary["known_class"].tolist() == [""] * 3
-    assert summary["n_anomalies"].tolist() == [1] * 3
-
-
 @pytest.mark.parametrize("pipeline", ["hard_setting", "fit"])
 def test_the_configuration_of_the_paper_runs(pipeline: str, tmp_path: Path):
     tiny = ["dataset=synthetic", "image_size=64", "n_seeds=1", "n_anomalies=3", "compute.processes=1"]
