@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from mpfm_kedro.atomic import replacing
 from mpfm_kedro.datasets.tables import FigureDataset, MetricsDataset, TableDataset, TextDataset
@@ -54,17 +53,6 @@ def test_failed_save_leaves_the_old_file_whole(kind, tmp_path):
     assert entry.exists()
 
 
-def test_failed_figure_leaves_the_old_one(tmp_path):
-    file = tmp_path / "figure.png"
-    FigureDataset(filepath=str(file)).save(Figure())
-    before = file.read_bytes()
-    assert before.startswith(b"\x89PNG")
-    with pytest.raises(Exception, match="savefig"):
-        FigureDataset(filepath=str(file)).save("no figure")
-    assert file.read_bytes() == before
-    assert names(tmp_path) == ["figure.png"]
-
-
 def test_a_damaged_table_is_named_and_a_name_of_digits_stays_text(tmp_path):
     table = TableDataset(filepath=str(tmp_path / "runs.csv"))
     table.save(pd.DataFrame({"known_class": ["007", ""], "auc": [0.5, None]}))
@@ -93,14 +81,6 @@ def test_parent_that_is_a_file_is_named(below, tmp_path):
     target = tmp_path / "occupied" / below
     with pytest.raises(InputError, match="Cannot write") as raised, replacing(target) as partial:
         partial.write_text("x")
-    assert str(target) in str(raised.value)
-
-
-def test_parent_that_is_a_file_is_named_by_a_dataset(tmp_path):
-    (tmp_path / "occupied").write_text("a file")
-    target = tmp_path / "occupied" / "table.csv"
-    with pytest.raises(InputError) as raised:
-        TableDataset(filepath=str(target)).save(TABLE)
     assert str(target) in str(raised.value)
 
 

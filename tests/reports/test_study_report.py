@@ -9,7 +9,7 @@ import pytest
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.evaluation.ranks import rank_methods
 from mpfm_kedro.reports.study import gather_cells, printed_cells, write_study
-from mpfm_kedro.reports.study_figures import cliques, draw_ranks
+from mpfm_kedro.reports.study_figures import cliques
 
 KINDS = {"MPFM": "ours", "DRA": "baseline", "kNN-5": "reference", "DRA (published)": "published"}
 
@@ -95,12 +95,6 @@ def test_the_report_has_both_tables_ranks_tests_and_what_is_missing(table):
     assert "Hard setting" in text and "recall at 5 %" not in text.replace("Recall at 1 % (5 %)", "")
 
 
-def test_seeds_are_told_where_they_differ(table):
-    fewer = table.assign(n_seeds=table["n_seeds"].where(table["name"] != "mine", 2))
-    assert "Seeds: mine, M=10: 2; elpv, M=10: 5;" in write_study(fewer, rank_methods(fewer), PLAN, "")[0]
-    assert "Seeds:" not in write_study(table, rank_methods(table), PLAN, "")[0]
-
-
 def test_a_study_without_results_says_so():
     with pytest.raises(InputError, match="nothing to report"):
         gather_cells(PLAN.assign(status="missing"), COMPARED)
@@ -119,11 +113,3 @@ def test_a_study_without_results_says_so():
 )
 def test_bars_join_what_differs_by_less_than_cd(ranks, critical, joined):
     assert cliques(np.array(ranks, float), critical) == joined
-
-
-def test_every_tested_scope_is_drawn(table):
-    titles = [axis.get_title() for axis in draw_ranks(rank_methods(table)).axes if axis.get_visible()]
-    assert [title.split(":")[0] for title in titles] == ["all cells", "general, M=10", "general, M=1"]
-    one = table[table["name"] == "elpv"]
-    titles = [axis.get_title() for axis in draw_ranks(rank_methods(one)).axes if axis.get_visible()]
-    assert titles == ["all cells: 1 datasets"]

@@ -19,15 +19,6 @@ def auc(pieces, normals, anomalies):
     return roc_auc_score(np.repeat([0, 1], [len(normals), len(anomalies)]), np.concatenate(scores))
 
 
-def same(one, other):
-    """Whether two fits are equal bit by bit."""
-    for name, piece in one.items():
-        assert piece.details == other[name].details, name
-        for key, value in piece.tensors.items():
-            assert torch.equal(value, other[name].tensors[key]), (name, key)
-    return set(one) == set(other)
-
-
 @pytest.mark.parametrize("n_known", [0, 1, 2, 3, 4, 5, 12])
 def test_any_number_of_known_anomalies_makes_a_detector(n_known):
     data, normals, anomalies = make_data(n_known=n_known)
