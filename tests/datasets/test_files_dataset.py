@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from mpfm_kedro.atomic import replacing
-from mpfm_kedro.datasets.tables import FigureDataset, MetricsDataset, TableDataset, TextDataset
+from mpfm_kedro.datasets.tables import MetricsDataset, TableDataset, TextDataset
 from mpfm_kedro.errors import InputError
 
 
