@@ -190,3 +190,11 @@ def test_photos_of_a_part_are_one_item_from_the_split_to_the_guarantee(tmp_path)
     item = samples.set_index("sample_id")["item"]
     trained = {*item[learned["train_normals"]], *item[learned["known_anomalies"]]}
     assert not trained & {*item[learned["test_normals"]], *item[learned["test_anomalies"]]}
+    assert "Good and defective at once" not in (out / "08_reporting/parts/general/report.html").read_text()
+
+
+def test_a_part_that_is_known_as_good_and_as_defect_is_shown_in_the_report(tmp_path):
+    folder = make(tmp_path / "parts", normals=12, defects=4)
+    (folder / "dent/batch/01.png").write_bytes((folder / "good/05.png").read_bytes())
+    page = (run(tmp_path, folder) / "08_reporting/parts/general/report.html").read_text()
+    assert "Good and defective at once" in page and "<br>dent/batch/01.png = good/05.png</p>" in page
