@@ -135,7 +135,7 @@ def test_undefined_precision_and_names_of_digits_survive_their_files(tmp_path):
         catalog = session.load_context().catalog
     point = {"run": "007-M1-seed0", "known_class": "007", "n_anomalies": 1, "guaranteed": 0.1, "false_alarms": 0.0}
     points = pd.DataFrame([point | {"precision": np.nan, "recall": 0.5}] * 2)
-    others = ("history", "modes", "sampled_features", "groups", "mistakes")
+    others = ("history", "modes", "sampled_features", "groups", "mistakes", "both_labels")
     catalog.save("hard_description", {"operating_points": points} | dict.fromkeys(others, points))
     points = catalog.load("hard_description")["operating_points"]
     assert points["known_class"].tolist() == ["007", "007"] and points["precision"].isna().all()
