@@ -58,7 +58,8 @@ def history(n_epochs: int) -> pd.DataFrame:
 
 def described(history: pd.DataFrame, **more: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """What models tell; without ``more`` nothing but their history."""
-    columns = {"groups": ["size", "image"], "sampled_features": ["kind", "first", "second"]}
+    columns = {"groups": ["size", "image"], "both_labels": ["samples", "image"]}
+    columns |= {"sampled_features": ["kind", "first", "second"]}
     columns |= {"mistakes": [*COLUMNS, "link"], "operating_points": POINTS}
     return {"history": history, **{name: pd.DataFrame(columns=names) for name, names in columns.items()}, **more}
 
