@@ -20,10 +20,9 @@ from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.versions import find_version, list_versions
 from mpfm_kedro.locks import Use, locked
 from mpfm_kedro.parameter_checks import text_parameters
-from mpfm_kedro.pipeline_registry import register_pipelines
+from mpfm_kedro.pipeline_registry import NAMES
 from mpfm_kedro.protocol.runs import PRODUCTION
 from mpfm_kedro.sources import SOURCES, get_source
-from mpfm_kedro.study_sessions import run_study
 
 
 def _root(name: str, default: str, absolute: Callable[[Path, Path], Path]) -> Callable[..., Any]:
@@ -50,13 +49,11 @@ class PipelineNames(click.ParamType):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Check the names."""
-        known = register_pipelines()
         for name in filter(None, map(str.strip, value.split(","))):
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
+            if name not in [*NAMES, "__default__"]:
+                near = difflib.get_close_matches(name, NAMES, n=1)
                 hint = f"did you mean '{near[0]}'? " if near else ""
-                others = ", ".join(sorted(set(known) - {"__default__"}))
-                raise InputError(f"There is no pipeline '{name}': {hint}There are: {others}")
+                raise InputError(f"There is no pipeline '{name}': {hint}There are: {', '.join(sorted(NAMES))}")
         return value
 
 
@@ -103,6 +100,8 @@ def cli() -> None:
 @ENV
 def study(file: Path, params: tuple[str, dict[str, Any]], env: str | None) -> None:
     """Compare methods on every dataset of a study FILE that is there, and report on all of them."""
+    from mpfm_kedro.study_sessions import run_study  # with scipy, which is slow to import
+
     run_study(file, params[1], env)
 
 
@@ -152,8 +151,8 @@ def versions() -> None:
 @ROOT
 def list_all(output_root: Path) -> None:
     """Show every version and what it was made from."""
-    overview = list_versions(_versions(output_root))
-    click.echo("no version" if overview.empty else overview.to_string(index=False))
+    overview = list_versions(_versions(output_root), _configured("production_model", output_root).parents[2])
+    click.echo("no version" if overview.empty else f"{overview.to_string(index=False)}\n* the present model")
 
 
 @versions.command()

@@ -48,14 +48,20 @@ def project_loader(env: str | None = None, **parameters: Any) -> ProjectConfigLo
 def result_name(name: Any, dataset: str, data_root: str) -> str:
     """The name of results in paths and tables: the one given, or that of the dataset; of own images, their folder's.
 
-    No folder of own images shares its name with a published dataset.
+    No folder of own images shares its name with a published dataset, and none is taken for the folder of one.
     """
+    from mpfm_kedro.sources import SOURCES, folder  # with pandas, which is slow to import
+
+    root = Path(data_root)
+    if dataset != OWN and folder.has_layout(root) and not (root / dataset).exists():
+        raise InputError(
+            f"Parameter 'data_root' = '{root}' has images of its own, and dataset = {dataset} would not use them: "
+            f"--params=dataset={OWN},data_root={root}"
+        )
     if name != AUTO:
         return str(name)
     if dataset != OWN:
         return dataset
-    from mpfm_kedro.sources import SOURCES, folder  # with pandas, which is slow to import
-
     found = folder.own_name(Path(data_root))
     return f"own_{found}" if found in SOURCES and found != OWN else found
 

@@ -99,7 +99,7 @@ def test_any_size_and_batch_gives_what_the_inspector_says(exported: Path, model:
     for size in [(1, 1), (64, 64), *drawn]:
         batch = [made_image(rng, size, defect=bool(i)) for i in range(int(rng.integers(1, 4)))]
         batch[0] = batch[0].convert("L").convert("RGB")
-        score, heat_map = run_network(network, np.stack([np.asarray(image) for image in batch]))
+        score, heat_map, _ = run_network(network, np.stack([np.asarray(image) for image in batch]))
         for i, expected in enumerate(inspector.predict_many(batch)):
             assert score[i] == pytest.approx(expected.score, abs=5e-3)
             np.testing.assert_allclose(heat_map[i], expected.heat_map, atol=5e-3)

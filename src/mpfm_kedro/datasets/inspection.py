@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +111,21 @@ class SummariesDataset(ReadOnlyDataset[dict[str, Any]]):
             return shown.dropna(subset="auc_mean").to_dict("records")
         except (ValueError, KeyError) as error:
             raise InputError(f"{file} is damaged ({first_line(error)}); {REBUILD_HINT}") from error
+
+
+class VersionsDataset(ReadOnlyDataset[dict[str, str]]):
+    """The versions of a production model, with the command that restores each."""
+
+    def __init__(self, filepath: str, output_root: str, metadata: dict[str, Any] | None = None) -> None:
+        super().__init__(filepath, metadata)
+        self._root = output_root
+
+    def load(self) -> dict[str, str]:
+        """Commands by the digest of the model."""
+        from mpfm_kedro.inspection.versions import restore_command, versions_by_digest
+
+        dataset, versions = self._path.parents[1].name, versions_by_digest(self._path)
+        return {digest: shlex.join(restore_command(dataset, one, self._root)) for digest, one in versions.items()}
 
 
 class EarlierPredictionsDataset(ReadOnlyDataset[pd.DataFrame]):
