@@ -50,7 +50,7 @@ def create_predict() -> Pipeline:
     read = ["production_model", "prediction_log", "batch_folder", "params:inspection", "params:ingestion"]
     return Pipeline(
         [
-            new(predict_images, ["params:images", *read, "params:device"], "summary", name="predict_images"),
+            new(predict_images, ["params:images", *read], "summary", name="predict_images"),
             new(summarise_predictions, ["summary", "production_model"], "summary_text", name="summarise_predictions"),
             new(write_page, ["summary", *read], "report", name="write_page"),
         ]
@@ -68,7 +68,8 @@ def _learning() -> list[Node]:
     """The general setting before and after; earlier predictions by both models."""
     new = partial(study_node, "learning")
     both = ["replaced_model", "production_model"]
-    compared = [*both, "earlier_predictions", "prediction_log", "params:inspection", "params:ingestion"]
+    compared = [*both, "collection", "earlier_predictions", "prediction_log", "params:inspection", "params:ingestion"]
+    told = [*both, "changes", "run_metrics", "restore_commands"]
     scored = ["scores", "pixel_measures", "costs"]
     tested = ["models", "production_features", "production_samples", "images", "params:compute"]
     drawn = ["samples", "production_samples", "params:protocol"]
@@ -77,8 +78,8 @@ def _learning() -> list[Node]:
         *mpfm_stages("learning", "production_features", "learning_"),
         new(score_images, tested, scored, name="learning_score_images"),
         new(evaluate_study, [*scored, "production_samples"], ["run_metrics", "summary"], name="learning_evaluate"),
-        new(compare_predictions, [*compared, "params:device"], "changes", name="compare_predictions"),
-        new(summarise_learning, [*both, "changes", "run_metrics"], "summary_text", name="summarise_learning"),
+        new(compare_predictions, compared, "changes", name="compare_predictions"),
+        new(summarise_learning, told, "summary_text", name="summarise_learning"),
     ]
 
 
