@@ -57,6 +57,9 @@ class PipelineNames(click.ParamType):
         return value
 
 
+MAX_LISTS = 100  # YAML reads nested ones recursively
+
+
 class TypedParameters(click.ParamType):
     """Parameters as they are typed; numbers for text parameters are quoted, since YAML reads 007 as 7."""
 
@@ -64,6 +67,8 @@ class TypedParameters(click.ParamType):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Quote what is a text."""
+        if max(value.count("["), value.count("{")) > MAX_LISTS:
+            raise InputError(f"--params has more than {MAX_LISTS} lists or groups")
         names = "|".join(sorted(text_parameters()))
         return re.sub(rf"(^|,)(\s*(?:{names})\s*=)\s*([-+.\d][-+.\deE_]*)\s*(?=,|$)", r"\1\2'\3'", value)
 

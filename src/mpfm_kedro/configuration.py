@@ -7,6 +7,7 @@ elsewhere finds the same files.
 from __future__ import annotations
 
 import difflib
+import os
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from mpfm_kedro.errors import InputError
 from mpfm_kedro.parameter_checks import complete
 
 AUTO, OWN = "auto", "folder"
+MAX_NAME = 255  # bytes
 ENVIRONMENTS = {"base_env": "base", "default_run_env": "local", "merge_strategy": {"parameters": "soft"}}
 
 
@@ -30,14 +32,24 @@ def project_root() -> Path:
 
 def output_path(path: str | Path, project: Path) -> Path:
     """A folder to write to: a relative one is below the project."""
-    return project / Path(path).expanduser()
+    folder = _usable(project / Path(path).expanduser())
+    if folder.resolve() == Path(folder.anchor):
+        raise InputError(f"'{path}' is the root of the file system; results are written to a folder of their own")
+    return folder
 
 
 def input_path(path: str | Path, project: Path) -> Path:
     """A file or folder to read: below the project, unless it exists only below the current folder."""
     path = Path(path).expanduser()
-    inside, here = project / path, Path.cwd() / path
+    inside, here = _usable(project / path), Path.cwd() / path
     return here if here.exists() and not inside.exists() else inside
+
+
+def _usable(path: Path) -> Path:
+    """Refuse a name that no file can have."""
+    if longest := next((name for name in path.parts if len(os.fsencode(name)) > MAX_NAME), None):
+        raise InputError(f"'{longest[:20]}…' has {len(longest)} characters; a file or folder has at most {MAX_NAME}")
+    return path
 
 
 def project_loader(env: str | None = None, **parameters: Any) -> ProjectConfigLoader:
@@ -92,14 +104,20 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     def __getitem__(self, key: str) -> Any:
         if key == "parameters":
-            return complete(self._completed(super().__getitem__(key)))
+            return complete(self._completed(self._read(key)))
         if key == "catalog":
             parameters = self["parameters"]
             # resolvers are global to the process: the loader that reads must be the one that answers
             OmegaConf.register_new_resolver(
                 "param", lambda name: reduce(lambda group, part: group[part], name.split("."), parameters), replace=True
             )
-        return super().__getitem__(key)
+        return self._read(key)
+
+    def _read(self, key: str) -> Any:
+        try:
+            return super().__getitem__(key)
+        except RecursionError as error:
+            raise InputError(f"A value of the {key} is nested too deeply") from error
 
     def _completed(self, parameters: dict[str, Any]) -> dict[str, Any]:
         features = parameters.get("features") or {}

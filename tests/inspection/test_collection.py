@@ -7,6 +7,7 @@ from PIL import Image
 from mpfm_kedro.datasets.inspection import CollectionDataset
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
+from mpfm_kedro.inspection.model import FORMAT, write_card
 
 SAMPLES = pd.DataFrame({"content_hash": ["other"], "label": [0]})
 
@@ -63,3 +64,16 @@ def test_a_changed_image_is_refused(dataset, files, tmp_path):
     Image.new("L", (8, 8), 99).save(collection.folder / collection.table["file"][0])
     with pytest.raises(InputError, match="checksum mismatch"):
         collection.samples("own", "", ImageLoader("own", tmp_path, 10**6, tmp_path / "memory.parquet"))
+
+
+def test_an_interrupted_run_leaves_what_the_model_has_learned(dataset, files, tmp_path):
+    dataset.save(dataset.load().add(files[:1], "anomaly", SAMPLES))
+    card = {"format": FORMAT, "learned": dataset.load().table.to_dict("records")}
+    (tmp_path / "model").mkdir()
+    write_card(card, tmp_path / "model")
+    dataset.save(dataset.load().add(files[1:], "anomaly", SAMPLES))  # then the run is killed
+    before = CollectionDataset(str(tmp_path / "collection"), model=str(tmp_path / "model"))
+    assert before.load().table["origin"].tolist() == [str(files[0])]
+    assert len(before.load().add(files[1:], "anomaly", SAMPLES).table) == 3  # can be learned again
+    write_card(card | {"format": 1}, tmp_path / "model")  # of an earlier version of the project: nothing is lost
+    assert len(before.load().table) == 3

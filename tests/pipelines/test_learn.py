@@ -64,17 +64,6 @@ def test_a_folder_with_an_unusable_image_is_refused_and_the_image_named(
         add(images, empty, [])
 
 
-def test_what_an_interrupted_run_had_kept_can_be_learned(empty: Collection, tmp_path: Path):
-    for number in range(2):
-        Image.new("L", (8, 8), 50 * number).save(tmp_path / f"{number}.png")
-    learned = add(tmp_path / "0.png", empty, [])
-    interrupted = add(tmp_path / "1.png", learned, learned.table.to_dict("records"))
-    again = add(tmp_path / "1.png", interrupted, learned.table.to_dict("records"))
-    assert again.table["content_hash"].tolist() == interrupted.table["content_hash"].tolist()
-    with pytest.raises(InputError, match="Nothing to learn"):
-        add(tmp_path / "1.png", interrupted, interrupted.table.to_dict("records"))
-
-
 @pytest.mark.parametrize(("auc", "said"), [(0.75, "0.750, 0.900"), (np.nan, "undefined, 0.900")])
 def test_the_auc_before_and_after_is_that_of_mpfm(auc: float, said: str):
     methods = ["MPFM", "MPFM, no anomaly known"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +25,24 @@ RESTORE = "kedro versions use brings back the collection of a version of the pro
 
 
 class CollectionDataset(AbstractDataset["Collection", "Collection"]):
-    """A folder of images that were learned after the dataset, with a table; empty at first."""
+    """A folder of images that were learned after the dataset, with a table; empty at first.
 
-    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
+    Of the table of an interrupted run only what the ``model`` has learned counts, where one is named and readable.
+    """
+
+    def __init__(self, filepath: str, model: str | None = None, metadata: dict[str, Any] | None = None) -> None:
         self._folder = Path(filepath)
+        self._model = model
         self.metadata = metadata
 
     def load(self) -> Collection:
         """The collection."""
         from mpfm_kedro.inspection.collection import COLUMNS, Collection
+        from mpfm_kedro.inspection.model import read_card
 
+        if self._model is not None:
+            with suppress(InputError):
+                return Collection(self._folder, pd.DataFrame(read_card(Path(self._model))["learned"], columns=COLUMNS))
         if not self._table.is_file():
             return Collection(self._folder, pd.DataFrame(columns=COLUMNS))
         try:

@@ -136,7 +136,7 @@ def read_card(folder: Path) -> dict[str, Any]:
     try:
         card = dict(json.loads(file.read_text(encoding="utf-8")))
         found = card["format"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise InputError(f"The model in {folder} is damaged: {CARD} cannot be read ({error}); {FIT_HINT}") from error
     if found != FORMAT:
         raise InputError(f"The model in {folder} has format {found}, this version reads format {FORMAT}; {FIT_HINT}")

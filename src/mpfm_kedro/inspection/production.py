@@ -163,7 +163,7 @@ def add_likeness(
     z, known = torch.from_numpy(gallery.z), gallery.is_known
     normals = held_out.normals["sample_id"]
     same = items[normals].to_numpy()[:, None] == items[gallery.table["sample_id"][~known]].to_numpy()
-    found = likeness(standardised(normals.tolist(), fit, detector), z[~known], z[known], torch.from_numpy(same))
+    found = likeness(standardised(normals.tolist(), fit, detector), z[~known], z[known], torch.tensor(same))
     return HeldOutScores(held_out.table.assign(likeness=pd.Series(found.numpy(), normals.index)))
 
 

@@ -64,7 +64,7 @@ def _read(file: Path) -> tuple[str, dict[str, Any]]:
 
 def find_version(root: Path, dataset: str, prefix: str) -> str:
     """The one version whose name begins with ``prefix``."""
-    known = sorted(path.name for path in (root / dataset / PRODUCTION / "model").glob("*"))
+    known = sorted(path.name for path in root.glob(f"*/{PRODUCTION}/model/*") if path.parents[2].name == dataset)
     matching = [name for name in known if name.startswith(prefix)]
     if len(matching) == 1:
         return matching[0]

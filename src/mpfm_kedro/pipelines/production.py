@@ -23,13 +23,13 @@ from mpfm_kedro.reports.predictions import write_page
 
 def create_fit() -> Pipeline:
     """From raw images to a model folder: all normals and all known anomalies, none of which is kept for a test."""
-    return ingestion.create_pipeline() + audit.create_pipeline() + Pipeline(_production())
+    return ingestion.create_pipeline() + audit.create_pipeline() + Pipeline(_production("collection_before"))
 
 
-def _production() -> list[Node]:
+def _production(collection: str) -> list[Node]:
     """From a sample table and a collection to a model folder."""
     new = partial(study_node, "production")
-    gathered = ["samples", "collection", "images", "params:ingestion"]
+    gathered = ["samples", collection, "images", "params:ingestion"]
     extracted = ["production_samples", "images", "backbone_weights", "params:features", "params:compute"]
     read = ["production_samples", "models", "production_features", "images", "backbone_weights", "setting_summaries"]
     return [
@@ -37,7 +37,7 @@ def _production() -> list[Node]:
         new(plan_mpfm_features, extracted, "production_features", name="extract_features"),
         new(draw_production_run, ["production_samples", "params:protocol"], "runs", name="draw_runs"),
         *mpfm_stages("production", "production_features"),
-        new(assemble_model, [*read, "collection", "params:inspection"], "production_model", name="assemble_model"),
+        new(assemble_model, [*read, collection, "params:inspection"], "production_model", name="assemble_model"),
         new(summarise_model, "production_model", "summary_text", name="summarise_model"),
         new(write_card, "production_model", "card", name="write_card"),
         new(keep_model, "production_model", "model_version", name="keep_model"),
@@ -61,7 +61,7 @@ def create_learn() -> Pipeline:
     """From images that were wrong to a new model, and a comparison with the one before."""
     wrong = ["params:images", "params:label", "collection_before", "samples", "model_before", "params:ingestion"]
     add = node(add_images, wrong, ["collection", "replaced_model"], name="add_images", tags="add_images")
-    return ingestion.create_pipeline() + Pipeline([add, *_production(), *_learning()])
+    return ingestion.create_pipeline() + Pipeline([add, *_production("collection"), *_learning()])
 
 
 def _learning() -> list[Node]:

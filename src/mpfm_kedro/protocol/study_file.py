@@ -86,7 +86,7 @@ def read_study(path: str | None) -> Study:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"Parameter 'study' = '{path}': the file cannot be read ({error})") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise InputError(f"{path}: a study file has keys and values, {EXAMPLE}; found {content!r:.60}")

@@ -27,7 +27,7 @@ def add_images(
 ) -> tuple[Collection, Model]:
     """The collection of the model with more images, and the model that does not know them yet.
 
-    All images are read before any is kept. Images of an interrupted run are not in the card: they can be learned.
+    All images are read before any is kept. Images of an interrupted run are not in the collection: they can be learned.
     """
     from mpfm_kedro.inspection.preparation import read_image  # with torch, which is slow to import
 
@@ -36,7 +36,7 @@ def add_images(
     files = find_images(images)
     for file in files:
         read_image(file, model.card["pixel_range"], ingestion.max_megapixels)
-    return collection.with_rows(model.card["learned"]).add(files, label, samples), model
+    return collection.add(files, label, samples), model
 
 
 def compare_predictions(
