@@ -53,7 +53,9 @@ def test_parameters_are_checked_before_slow_imports():
         "slow = {'torch', 'sklearn', 'scipy.stats', 'matplotlib'} & set(sys.modules); "
         "sys.exit(str(slow) if slow else \"'n_anomalies' = 'x'\" not in found.output)"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[1], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -190,3 +190,17 @@ def test_photos_of_a_part_are_one_item_from_the_split_to_the_guarantee(tmp_path)
     item = samples.set_index("sample_id")["item"]
     trained = {*item[learned["train_normals"]], *item[learned["known_anomalies"]]}
     assert not trained & {*item[learned["test_normals"]], *item[learned["test_anomalies"]]}
+
+
+@pytest.mark.parametrize("defects", [0, 1, 2, 4, 5, 10])
+def test_a_model_is_made_from_any_number_of_known_defects_and_learns_one_more(tmp_path, defects: int):
+    folder, own = make(tmp_path / "parts", defects=defects), {"ingestion": {"item_pattern": "(.*)"}}
+    draw(tmp_path / "missed", 99, True)
+    for pipeline, more in {"fit": {}, "learn": {"images": str(tmp_path / "missed"), "label": "anomaly"}}.items():
+        out = run(tmp_path, folder, pipeline, **own, **more)
+        card = json.loads((out / "06_models/parts/production/model/card.json").read_text())
+        known = defects + (pipeline == "learn")
+        assert card["data"]["anomalies"] == known
+        held_out = known if known > 1 else 0  # the only one is learned by all models of cross-fitting
+        assert {row["n_anomalies"] for row in card["misses"] if not row["defect_class"]} == {held_out} - {0}
+    assert "missed/99.png" in (out / "08_reporting/parts/learning/summary.txt").read_text()

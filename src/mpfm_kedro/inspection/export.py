@@ -113,7 +113,9 @@ def export_model(model: Model, images: Iterable[tuple[str, Image.Image]], folder
     Where a package is missing, there is no image, or a decision differs, the folder stays as it was.
     """
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        raise InputError(f"Export needs the packages {', '.join(missing)}: pip install '.[export]' installs them")
+        raise InputError(
+            f"Export needs the packages {', '.join(missing)}: pip install -c constraints.txt -e '.[export]'"
+        )
     with replacing_folder(folder) as partial:
         write_network(ExportedModel(model), partial / NETWORK, model_digest(model.card))
         parity = measure_parity(Inspector(model, "cpu"), open_network(partial / NETWORK), images)
