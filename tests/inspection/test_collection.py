@@ -1,5 +1,7 @@
 """What a model is taught: labels that do not contradict each other."""
 
+import os
+
 import pandas as pd
 import pytest
 from PIL import Image
@@ -61,9 +63,15 @@ def test_what_is_known_is_not_learned_twice(dataset, files):
 def test_a_changed_image_is_refused(dataset, files, tmp_path):
     dataset.save(dataset.load().add(files[:2], "anomaly", SAMPLES))
     collection = dataset.load()
-    Image.new("L", (8, 8), 99).save(collection.folder / collection.table["file"][0])
+    loader = ImageLoader("own", tmp_path, 10**6, tmp_path / "memory.parquet")
+    collection.samples("own", "", loader)
+    file = collection.folder / collection.table["file"][0]
+    status, content = file.stat(), bytearray(file.read_bytes())
+    content[-1] ^= 1  # a bit, as on a disk that decays: size and date stay
+    file.write_bytes(content)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
     with pytest.raises(InputError, match="checksum mismatch"):
-        collection.samples("own", "", ImageLoader("own", tmp_path, 10**6, tmp_path / "memory.parquet"))
+        collection.samples("own", "", loader)
 
 
 def test_an_interrupted_run_leaves_what_the_model_has_learned(dataset, files, tmp_path):
