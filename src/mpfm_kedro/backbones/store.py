@@ -126,10 +126,9 @@ class StoredRows:
         return len(self._rows)
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        try:
-            numbers = np.arange(len(self))[index]
-        except IndexError as error:
-            raise InputError("Features are missing: their store was moved or deleted; start again") from error
+        if np.size(index) and not len(self):
+            raise InputError("Features are missing: their store was moved or deleted; start again")
+        numbers = np.arange(len(self))[index]
         rows = [self._rows[number] for number in np.atleast_1d(numbers).tolist()]
         return np.concatenate([np.empty(0, self.dtype), *rows]).reshape(*numbers.shape, *self.shape[1:])
 

@@ -63,7 +63,8 @@ def top_positions(energy: Tensor, share: float) -> Tensor:
 
 def mean_of_top(squares: Tensor, share: float) -> Tensor:
     """The squared residuals (B, X, C) by channel, averaged over the positions of the top share of energy, (B, C)."""
-    return squares.take_along_dim(top_positions(squares.sum(2), share)[..., None], 1).mean(1)
+    top = top_positions(squares.sum(2), share)[..., None].expand(-1, -1, squares.shape[2])
+    return squares.gather(1, top).mean(1)  # take_along_dim would fix the batch size of an export
 
 
 def position_scale(energy: Tensor, mode: Tensor, n_modes: int) -> Tensor:
