@@ -86,7 +86,7 @@ class Gallery:
     @property
     def is_known(self) -> np.ndarray:
         """Which of them are known anomalies, (n,)."""
-        return self.table["defect_class"].ne("").to_numpy()
+        return self.table["defect_class"].ne("").to_numpy(copy=True)
 
 
 @dataclass(frozen=True)
