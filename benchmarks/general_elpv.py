@@ -86,7 +86,9 @@ def open_cell(parameters: Parameters, n_images: int = 0) -> Cell:
     listed = elpv.SOURCE.list_samples(folder)
     if n_images:
         listed = listed.iloc[np.linspace(0, len(listed) - 1, min(n_images, len(listed))).astype(int)]
-    samples = split_normals(listed.assign(problem="", content_hash="").reset_index(drop=True), parameters.ingestion)
+    samples = split_normals(
+        listed.assign(problem="", content_hash="", dhash="").reset_index(drop=True), parameters.ingestion
+    )
     one = parameters.protocol.model_copy(update={"n_anomalies": [KNOWN], "n_seeds": 1, "first_seed": SEED})
     (run,) = records(make_general_runs(samples, one))
     known = samples[samples["sample_id"].isin(run["known_anomalies"])]
@@ -101,7 +103,7 @@ def take(pooled: np.ndarray, maps: np.ndarray, positions: np.ndarray) -> Feature
 
 def training_data(normals: FeatureRows, anomalies: FeatureRows, n_known: int) -> TrainingData:
     """Normals, and M known anomalies view after view; no pseudo-anomalies, which MPFM does not need."""
-    known = anomalies.with_source(np.arange(len(anomalies)) % n_known)
+    known = replace(anomalies, source=np.arange(len(anomalies)) % n_known)
     return TrainingData(normals, normals.take(np.arange(0)), known)
 
 

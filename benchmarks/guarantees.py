@@ -43,8 +43,13 @@ def main() -> None:
     given = arguments.parse_args()
     parameters, compute, (samples, features, images) = open_project(given, "samples", "features", "images")
     if given.items:
+        print("| observations | asked for | guaranteed | new images called defective | new items |")
+        print("|---|---|---|---|---|")
         table = pd.DataFrame(compare_observations(samples, features, images, parameters, compute, given))
-        print(table.groupby(["observations", "rate"]).agg(["mean", "max"]).to_markdown(floatfmt=".2%"))
+        for (observations, rate), part in table.groupby(["observations", "rate"]):
+            shown = (f"{part[name].mean():.1%} (up to {part[name].max():.1%})" for name in ("images", "items"))
+            number = f"{part['number'].mean():.0f} {observations}"
+            print(f"| {number} | {rate:.1%} | {part['guaranteed'].mean():.1%} | {' | '.join(shown)} |")
         return
     protocol = parameters.protocol.model_copy(update={"n_anomalies": [10], "n_seeds": given.seeds})
     trials, _ = fit_mpfm(make_general_runs(samples, protocol), features, parameters, compute)
@@ -88,12 +93,14 @@ def compare_observations(
         new = normals.iloc[test]
         known = normals.assign(split="train").drop(new.index)
         for observations in ("items", "images"):
-            index = features.index
-            own = replace(features, index=index.assign(item=index["sample_id"]) if observations == "images" else index)
-            trials, _ = fit_mpfm(make_production_run(known, seed), own, parameters, compute, unsupervised=True)
+            own, samples = features, known
+            if observations == "images":
+                samples = known.assign(item=known["sample_id"])
+                own = replace(features, index=features.index.assign(item=features.index["sample_id"]))
+            trials, _ = fit_mpfm(make_production_run(samples, seed), own, parameters, compute, unsupervised=True)
             (trial,) = trials
             fits = trials.artefacts(trial)
-            calibration, _ = score_held_out(ProductionFit(trial.run, fits, own, known, images, []), DEVICE)
+            calibration, _ = score_held_out(ProductionFit(trial.run, fits, own, samples, images, []), DEVICE)
             rows = select(features, new["sample_id"].to_numpy(), [ORIGINAL])
             score = load(fits, DEVICE).score_samples(rows).score
             for rate in RATES:

@@ -11,6 +11,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +91,7 @@ def synthetic_rows(n: int, d: int, channels: int, side: int, seed: int) -> Featu
 def synthetic_data(side: int, n: int = 900) -> TrainingData:
     """As many normals as a real dataset has, and ten known anomalies in four views."""
     normals, anomalies = (synthetic_rows(k, 2304, 384, side, k) for k in (n, 40))
-    return TrainingData(normals, normals.take(np.arange(0)), anomalies.with_source(np.arange(40) % 10))
+    return TrainingData(normals, normals.take(np.arange(0)), replace(anomalies, source=np.arange(40) % 10))
 
 
 def fit_shortly(data: TrainingData) -> dict[str, Artefact]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import time
@@ -70,10 +69,6 @@ def die_once(task: tuple[Path, int]) -> int:
 
 def environment(name: str) -> str | None:
     return os.environ.get(name)
-
-
-def log_level(_: int) -> int:
-    return logging.getLogger("mpfm_kedro").getEffectiveLevel()
 
 
 def train(task: tuple[Path, int]) -> None:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from kedro.io import DataCatalog
 from kedro.pipeline import Pipeline, node
@@ -17,7 +16,6 @@ from kedro.pipeline import Pipeline, node
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.hooks import ProjectHooks, used_results
 from mpfm_kedro.locks import Use, locked, table_parameters
-from running import KEDRO, PROJECT, typed
 
 TABLES = {"image_size": 64, "features.layers": ["auto"]}
 
@@ -103,15 +101,6 @@ def test_remnant_of_a_killed_run_is_deleted(tmp_path):
     with locked(tmp_path, Use("synthetic", ["hard"])):
         assert not left.exists()
     assert [file.name for file in (tmp_path / "locks").iterdir()] == ["mutex"]
-
-
-@pytest.mark.parametrize("name", ["../../outside", "a/b", "x" * 300, "Ünïcode", ""])
-def test_names_do_not_matter_to_the_file_system(name, tmp_path):
-    root = tmp_path / "deep/out"
-    with locked(root, Use(name, [name])):
-        assert len(list(root.glob("locks/*.json"))) == len(list(tmp_path.glob("**/*.json"))) == 1
-        with pytest.raises(InputError, match="another run"), locked(root, Use(name, [name])):
-            pass
 
 
 def test_folder_that_cannot_be_written_is_named(tmp_path):
@@ -217,30 +206,3 @@ def test_runs_of_one_process_follow_each_other(release, tmp_path):
 
 
 # two real runs
-
-
-def test_two_runs_started_together_never_mix(tmp_path):
-    numbers = (3, 1)
-    runs = [
-        subprocess.Popen(
-            [KEDRO, *typed("hard_setting", tmp_path, f"n_anomalies={number}")],
-            cwd=PROJECT,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in numbers
-    ]
-    shown = {number: run.communicate(timeout=300)[1] for number, run in zip(numbers, runs, strict=True)}
-    succeeded = {number for number, run in zip(numbers, runs, strict=True) if run.returncode == 0}
-    assert succeeded, shown  # both if one began after the end of the other, which a busy machine may do
-    for number in set(numbers) - succeeded:
-        assert "study 'hard'" in shown[number] and "Traceback" not in shown[number]
-    tables = [
-        table for name in ("summary", "runs") for table in (tmp_path / "out").glob(f"**/{name}.csv") if table.is_file()
-    ]
-    found = {table: set(pd.read_csv(table)["n_anomalies"]) for table in tables}
-    assert all(len(here) == 1 for here in found.values()), found
-    assert set.union(*found.values()) == succeeded
-    current = [here for table, here in found.items() if "08_reporting" in table.parts]
-    assert len(current) == 2 and current[0] == current[1]

@@ -135,7 +135,7 @@ def test_undefined_precision_and_names_of_digits_survive_their_files(tmp_path):
         catalog = session.load_context().catalog
     point = {"run": "007-M1-seed0", "known_class": "007", "n_anomalies": 1, "guaranteed": 0.1, "false_alarms": 0.0}
     points = pd.DataFrame([point | {"precision": np.nan, "recall": 0.5}] * 2)
-    others = ("history", "modes", "sampled_features", "groups", "mistakes")
+    others = ("history", "modes", "sampled_features", "groups", "mistakes", "both_labels")
     catalog.save("hard_description", {"operating_points": points} | dict.fromkeys(others, points))
     points = catalog.load("hard_description")["operating_points"]
     assert points["known_class"].tolist() == ["007", "007"] and points["precision"].isna().all()
@@ -153,7 +153,7 @@ def test_undefined_precision_and_names_of_digits_survive_their_files(tmp_path):
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-@pytest.mark.parametrize("defects", [0, 1, 2, 4])
+@pytest.mark.parametrize("defects", [0, 2])
 def test_a_production_model_is_made_of_few_known_defects_or_none(tmp_path, defects):
     folder = make(tmp_path / "parts", normals=24, defects=defects)
     out = run(tmp_path, folder, "fit")
@@ -190,6 +190,14 @@ def test_photos_of_a_part_are_one_item_from_the_split_to_the_guarantee(tmp_path)
     item = samples.set_index("sample_id")["item"]
     trained = {*item[learned["train_normals"]], *item[learned["known_anomalies"]]}
     assert not trained & {*item[learned["test_normals"]], *item[learned["test_anomalies"]]}
+    assert "Good and defective at once" not in (out / "08_reporting/parts/general/report.html").read_text()
+
+
+def test_a_part_that_is_known_as_good_and_as_defect_is_shown_in_the_report(tmp_path):
+    folder = make(tmp_path / "parts", normals=12, defects=4)
+    (folder / "dent/batch/01.png").write_bytes((folder / "good/05.png").read_bytes())
+    page = (run(tmp_path, folder) / "08_reporting/parts/general/report.html").read_text()
+    assert "Good and defective at once" in page and "<br>dent/batch/01.png = good/05.png</p>" in page
 
 
 @pytest.mark.parametrize("defects", [0, 1, 2, 4, 5, 10])

@@ -30,7 +30,7 @@ def hard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_hard_setting_keeps_the_contracts(hard: Path):
     summary = pd.read_csv(hard / "08_reporting/synthetic/hard/summary.csv")
-    assert summary.columns.tolist() == SUMMARY + PIXELS + RECALLS
+    assert summary.columns[: len(SUMMARY)].tolist() == SUMMARY and {*PIXELS, *RECALLS} <= {*summary.columns}
     assert summary[PIXELS].notna().all().all()  # the synthetic images have masks
     assert set(summary["known_class"]) == {"spot", "scratch", "mean"}
     assert set(summary["method"]) == {"MPFM", "MPFM, step 0", "MPFM, no anomaly known"}
@@ -84,19 +84,12 @@ def test_models_scores_and_metrics_have_a_version_of_one_time(hard: Path):
 
 
 def test_a_rerun_elsewhere_gives_equal_bytes(hard: Path, tmp_path: Path):
-    """All but costs and the report, which tell of seconds and dates."""
+    """All but seconds, dates and links to images, in costs, report and mistakes."""
     again = run("hard_setting", tmp_path)
-    names = ["05_*/*/hard/*", "06_*/*/*/*.safetensors", "06_*/*/hard/*", "07_*/*/hard/[!c]*", "08_*/*/hard/*[!l]"]
+    names = ["05_*/*/hard/*", "06_*/*/*/*.safetensors", "06_*/*/hard/*", "07_*/*/hard/[!cm]*", "08_*/*/hard/*[!l]"]
     first, second = ({str(f.relative_to(r)): f.read_bytes() for n in names for f in r.glob(n)} for r in (hard, again))
     assert len(first) > 20 and first.keys() == second.keys()
     assert [name for name in first if first[name] != second[name]] == []
-
-
-def test_general_setting_with_one_anomaly(tmp_path: Path):
-    out = run("general_setting", tmp_path, n_anomalies=1, n_seeds=1)
-    summary = pd.read_csv(out / "08_reporting/synthetic/general/summary.csv", keep_default_na=False)
-    assert summary["known_class"].tolist() == [""] * 3
-    assert summary["n_anomalies"].tolist() == [1] * 3
 
 
 @pytest.mark.parametrize("pipeline", ["hard_setting", "fit"])

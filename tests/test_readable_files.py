@@ -22,7 +22,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def test_fits_and_tables_are_readable_for_those_whom_the_umask_allows(tmp_path, umask):
-    """The library of the fits writes files for their owner alone."""
+    """safetensors itself would write files for their owner alone."""
     Memory(tmp_path / "memory").save(Entry("training", "key"), Artefact({"weight": torch.zeros(2)}), seconds=1)
     save_table(pd.DataFrame({"score": [0.5]}), tmp_path / "table.parquet")
     files = [file for file in tmp_path.rglob("*") if file.is_file()]

@@ -71,15 +71,6 @@ def test_references_without_anomalies_score_the_same_whatever_is_known(compariso
         assert own.nunique().gt(1).any() == supervised, method
 
 
-def test_a_finished_comparison_computes_nothing_again(comparison: Path, root: Path, caplog: pytest.LogCaptureFixture):
-    before, table = fits(root), (comparison / "runs.csv").read_bytes()
-    with caplog.at_level(logging.INFO):
-        run("comparison", root)
-    assert fits(root) == before
-    assert (comparison / "runs.csv").read_bytes() == table
-    assert "remain" not in caplog.text
-
-
 def test_an_interrupted_comparison_resumes_with_what_is_missing(
     comparison: Path, root: Path, caplog: pytest.LogCaptureFixture
 ):

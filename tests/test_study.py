@@ -92,7 +92,7 @@ def test_a_dataset_that_fails_leaves_the_others_and_the_report(root: Path):
 @pytest.mark.parametrize(
     ("changes", "more", "named"),
     [
-        ({"n_seeds": 0}, "", ["wrong.yml", "n_seeds = 0"]),
+        ({"n_seeds": 0}, "", ["wrong.yml", "'n_seeds' = 0"]),
         ({"methods": ["Mahalonobis"]}, "", ["wrong.yml", "Mahalonobis", "Mahalanobis"]),
         ({"parameters": {"n_seed": 3}}, "", ["wrong.yml", "n_seed", "did you mean 'n_seeds'"]),
         ({"datasets": ["synthetic", "synthetic"]}, "", ["wrong.yml", "two datasets", "'synthetic'"]),

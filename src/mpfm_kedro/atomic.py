@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,8 +24,6 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 def replacing(path: Path, need: int = 0) -> Iterator[Path]:
     """A temporary file beside ``path`` to write to; it takes the name of ``path`` when all went well.
 
-    Who may read it is decided by the umask, also where a library writes files for their owner alone (safetensors).
-
     Args:
         path: to write.
         need: bytes that it will have, where they are known; a full disk is reported with them.
@@ -34,7 +31,6 @@ def replacing(path: Path, need: int = 0) -> Iterator[Path]:
     with _explained(path, need) as partial:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield partial
-        make_readable(partial)
         fsync_path(partial)
         partial.replace(path)
         fsync_path(path.parent)
@@ -51,14 +47,13 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         partial.mkdir(parents=True)
         yield partial
         for file in partial.iterdir():
-            make_readable(file)
             fsync_path(file)
         if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
+            _delete(old)
             folder.replace(old)
         partial.replace(folder)
         fsync_path(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    _delete(old)
 
 
 def readable_folder(folder: Path) -> Path:
@@ -77,30 +72,23 @@ def _explained(path: Path, need: int = 0) -> Iterator[Path]:
     try:
         yield partial
     except Exception as error:
-        system_error = find_system_error(error)
-        if system_error is None:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError | InputError):
+            cause = cause.__cause__
+        if not isinstance(cause, OSError):  # an InputError is explained already
             raise
-        need = max(need, _size(partial))
+        files = [file for file in (partial, *partial.glob("*")) if file.is_file()]
+        need = max(need, sum(file.stat().st_size for file in files))
         _delete(partial)  # before the free space is asked for
-        raise InputError(f"Cannot write {path}: {explain(system_error, path.parent, need)}") from error
+        raise InputError(f"Cannot write {path}: {explain(cause, path.parent, need)}") from error
     finally:
         _delete(partial)
 
 
-def find_system_error(error: BaseException | None) -> OSError | None:
-    """The error of the operating system that another error was caused by, if any.
-
-    Libraries in Rust, such as safetensors, give it as text alone.
-    """
-    while error is not None:
-        if isinstance(error, InputError):
-            return None  # explained already
-        if isinstance(error, OSError):
-            return error
-        if number := re.search(r"\(os error (\d+)\)", str(error)):
-            return OSError(int(number[1]), os.strerror(int(number[1])))
-        error = error.__cause__
-    return None
+def _delete(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        path.unlink()
 
 
 def explain(error: OSError, folder: Path, need: int = 0) -> str:
@@ -150,19 +138,6 @@ def first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def make_readable(file: Path) -> None:
-    """Let the umask decide who may read a file that a library wrote for its owner alone."""
-    if file.stat().st_mode & 0o077 == 0:
-        file.chmod(0o666 & ~_umask())
-
-
-def _umask() -> int:
-    """The umask of this process, which can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
 def fsync_path(path: Path) -> None:
     """See that a file or folder is on the disk, and not in memory alone: it outlasts a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -173,18 +148,3 @@ def fsync_path(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _size(path: Path) -> int:
-    """Bytes of a file, or of the files in a folder."""
-    try:
-        return sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir()))
-    except OSError:
-        return 0
-
-
-def _delete(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    with suppress(OSError):
-        path.unlink()

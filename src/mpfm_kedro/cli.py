@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from mpfm_kedro.app.learning import Project
 from mpfm_kedro.app.starting import OPTIONS, serve
 from mpfm_kedro.backbones.store import FeatureStore
 from mpfm_kedro.configuration import input_path, output_path, project_loader, project_root
-from mpfm_kedro.errors import InputError
+from mpfm_kedro.errors import InputError, unknown
 from mpfm_kedro.inspection.versions import find_version, list_versions
 from mpfm_kedro.locks import Use, locked
 from mpfm_kedro.parameter_checks import text_parameters
@@ -51,9 +50,7 @@ class PipelineNames(click.ParamType):
         """Check the names."""
         for name in filter(None, map(str.strip, value.split(","))):
             if name not in [*NAMES, "__default__"]:
-                near = difflib.get_close_matches(name, NAMES, n=1)
-                hint = f"did you mean '{near[0]}'? " if near else ""
-                raise InputError(f"There is no pipeline '{name}': {hint}There are: {', '.join(sorted(NAMES))}")
+                raise unknown("pipeline", name, NAMES)
         return value
 
 
@@ -133,18 +130,17 @@ def free(name: str, output_root: Path) -> None:
 
 
 def _stores(output_root: Path) -> FeatureStore:
-    return FeatureStore(project_root() / project_loader(output_root=str(output_root))["catalog"]["features"]["store"])
+    return FeatureStore(_path("features", "store", output_root=str(output_root)))
 
 
-def _configured(name: str, output_root: Path | None = None) -> Path:
-    """The path of a dataset as the catalog states it."""
-    parameters = {"output_root": str(output_root)} if output_root else {}
-    return project_root() / project_loader(**parameters)["catalog"][name]["filepath"]
+def _path(dataset: str, name: str = "filepath", **parameters: str) -> Path:
+    """A path of the catalog."""
+    return project_root() / project_loader(**parameters)["catalog"][dataset][name]
 
 
 def _versions(output_root: Path) -> Path:
     """The folder of all versions: above dataset, study and name."""
-    return _configured("production_model_version", output_root).parents[2]
+    return _path("production_model_version", output_root=str(output_root)).parents[2]
 
 
 @cli.group()
@@ -156,7 +152,7 @@ def versions() -> None:
 @ROOT
 def list_all(output_root: Path) -> None:
     """Show every version and what it was made from."""
-    overview = list_versions(_versions(output_root), _configured("production_model", output_root).parents[2])
+    overview = list_versions(_versions(output_root), _path("production_model", output_root=str(output_root)).parents[2])
     click.echo("no version" if overview.empty else f"{overview.to_string(index=False)}\n* the present model")
 
 
@@ -197,7 +193,7 @@ def weights(backbone: str) -> None:
     """Obtain and verify the weights of BACKBONE, in the folder that the catalog names."""
     from mpfm_kedro.backbones.weights import obtain_weights  # with torch, which is slow to import
 
-    folder = _configured("backbone_weights")
+    folder = _path("backbone_weights")
     obtain_weights(backbone, folder)
     click.echo(folder / f"{backbone}.safetensors")
 

@@ -82,15 +82,8 @@ def map_tasks(
     ``compute.dask_scheduler`` a Dask cluster does the work; its workers need this package and the same data folder.
     A task that fails does not stop the others, unless several fail in a row; when these are done, the error names it.
 
-    Args:
-        function: importable by name, as are the tasks.
-        tasks: those that remain to be done.
-        label: of the progress bar and the log lines.
-        parameters: how many tasks at once, their threads and their share of the memory.
-        device: auto, cpu or cuda.
-        total: how many tasks were planned, finished ones included: they decide the threads of each.
-        memory: bytes that one task needs; 0 is unknown.
-        epochs: how many epochs a task has done and will do; they are counted instead of tasks where there are some.
+    ``total`` counts finished tasks, too: it decides the threads of each. ``memory`` is what one task needs; 0 is
+    unknown. ``epochs`` says how many a task has done and will do; they are counted where there are any.
     """
     on_cuda = parameters.dask_scheduler is None and _on_cuda(device)  # a missing device is an error before any work
     if not tasks:
@@ -121,11 +114,7 @@ def completed(
 ) -> Iterator[tuple[int, Any]]:
     """Index and result of each task as it is ready; at the end, or after failures in a row, an error names the failed.
 
-    Args:
-        workers: do the tasks.
-        tasks: to be done, in this order.
-        label: of the log lines.
-        on_wait: called from time to time with the indices of the tasks that run.
+    ``on_wait`` is called from time to time with the indices of the tasks that run.
     """
     waiting, suspects, retried = deque(range(len(tasks))), deque[int](), set[int]()
     running: dict[Future[Any], int] = {}

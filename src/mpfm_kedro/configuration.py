@@ -6,7 +6,6 @@ elsewhere finds the same files.
 
 from __future__ import annotations
 
-import difflib
 import os
 from functools import reduce
 from pathlib import Path
@@ -17,7 +16,7 @@ from kedro.io.core import generate_timestamp
 from kedro.utils import find_kedro_project, is_kedro_project
 from omegaconf import OmegaConf
 
-from mpfm_kedro.errors import InputError
+from mpfm_kedro.errors import InputError, unknown
 from mpfm_kedro.parameter_checks import complete
 
 AUTO, OWN = "auto", "folder"
@@ -74,8 +73,8 @@ def result_name(name: Any, dataset: str, data_root: str) -> str:
         return str(name)
     if dataset != OWN:
         return dataset
-    found = folder.own_name(Path(data_root))
-    return f"own_{found}" if found in SOURCES and found != OWN else found
+    folder_name = folder.own_name(Path(data_root))
+    return f"own_{folder_name}" if folder_name in SOURCES and folder_name != OWN else folder_name
 
 
 class ProjectConfigLoader(OmegaConfigLoader):
@@ -91,10 +90,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
         self.started = generate_timestamp()
         conf = Path(self.conf_source)
         if self.env and conf.is_dir() and not (conf / self.env).is_dir():
-            known = sorted({file.parent.name for file in conf.glob("*/parameters*.yml")} - {self.base_env})
-            near = difflib.get_close_matches(self.env, known, n=1)
-            hint = f"did you mean '{near[0]}'? " if near else ""
-            raise InputError(f"There is no environment '{self.env}': {hint}There are: {', '.join(known)}")
+            known = {file.parent.name for file in conf.glob("*/parameters*.yml")} - {self.base_env}
+            raise unknown("environment", self.env, known)
 
     @property
     def project(self) -> Path:
@@ -104,7 +101,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     def __getitem__(self, key: str) -> Any:
         if key == "parameters":
-            return complete(self._completed(self._read(key)))
+            return complete(self._located(self._read(key)))
         if key == "catalog":
             parameters = self["parameters"]
             # resolvers are global to the process: the loader that reads must be the one that answers
@@ -119,17 +116,21 @@ class ProjectConfigLoader(OmegaConfigLoader):
         except RecursionError as error:
             raise InputError(f"A value of the {key} is nested too deeply") from error
 
-    def _completed(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        features = parameters.get("features") or {}
-        paths = [(parameters, "data_root", input_path), (parameters, "output_root", output_path)]
-        paths += [(parameters, "images", input_path), (parameters, "study", input_path)]
-        for group, name, absolute in [*paths, (features, "weights_file", input_path)]:
-            if isinstance(group, dict) and group.get(name) and isinstance(group[name], str):
+    def _located(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Parameters with absolute paths and the name of results."""
+        for group, name, absolute in (
+            (parameters, "data_root", input_path),
+            (parameters, "output_root", output_path),
+            (parameters, "images", input_path),
+            (parameters, "study", input_path),
+            (parameters.get("features"), "weights_file", input_path),
+        ):
+            if isinstance(group, dict) and isinstance(group.get(name), str) and group[name]:
                 group[name] = str(absolute(group[name], self.project))
         if parameters.get("batch") == AUTO:
             parameters["batch"] = self.started
         if "name" in parameters:
-            named, study = parameters["name"], parameters.get("study")
-            of_study = Path(study).stem if study and named == AUTO else named
-            parameters["name"] = result_name(of_study, str(parameters["dataset"]), str(parameters["data_root"]))
+            study, name = parameters.get("study"), parameters["name"]
+            name = Path(study).stem if study and name == AUTO else name
+            parameters["name"] = result_name(name, str(parameters["dataset"]), str(parameters["data_root"]))
         return parameters

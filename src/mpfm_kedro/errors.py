@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 import click
 
 try:
@@ -18,3 +21,11 @@ class InputError(click.ClickException, DatasetError, ValueError):
     As a click exception it ends ``kedro run`` with one clear line and exit code 1; as a dataset error it passes
     through a dataset's ``load`` unchanged.
     """
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
+    """The error for a name that does not exist, with the nearest one and all others."""
+    names = sorted(known)
+    near = get_close_matches(name, names, n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    return InputError(f"There is no {what} '{name}': {hint}There are: {', '.join(names)}")

@@ -53,8 +53,7 @@ class ProjectHooks:
     def after_context_created(self, context: KedroContext) -> None:
         """Configure logging from any folder (Kedro looks in the current one alone), and check all parameters."""
         file = context.project_path / "conf/logging.yml"
-        found = "KEDRO_LOGGING_CONFIG" in os.environ or Path("conf/logging.yml").is_file()
-        if file.is_file() and not found:
+        if file.is_file() and "KEDRO_LOGGING_CONFIG" not in os.environ and not Path("conf/logging.yml").is_file():
             LOGGING.configure(yaml.safe_load(file.read_text(encoding="utf-8")))
         self._project, self._parameters = context.project_path, context.config_loader["parameters"]
         parameters = check_parameters(self._parameters)

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -27,17 +27,11 @@ NOT_DECISIVE = {"features.batch_size", "features.workers", "features.compile"}  
 
 @dataclass(frozen=True)
 class Use:
-    """What one run uses in an output folder, and which process it is.
-
-    Attributes:
-        dataset: whose results and tables.
-        studies: whose results are written, by this run alone.
-        tables: the parameters that decide the shared tables of the dataset; None for a run that uses none of them.
-    """
+    """What one run uses in an output folder, and which process it is."""
 
     dataset: str
-    studies: list[str]
-    tables: dict[str, Any] | None = None
+    studies: list[str]  # whose results are written, by this run alone
+    tables: dict[str, Any] | None = None  # parameters that decide the shared tables; None for a run that uses none
     process: int = field(default_factory=os.getpid)
     host: str = field(default_factory=socket.gethostname)
     started: str = field(default_factory=lambda: f"{datetime.now():%Y-%m-%d %H:%M:%S}")
@@ -63,20 +57,21 @@ def locked(output_root: Path, use: Use) -> Iterator[None]:
     """Hold what ``use`` names in ``output_root``; an InputError says which other run already does."""
     folder = output_root / "locks"
     note = folder / f"{uuid4().hex}.json"
-    own = FileLock(note.with_suffix(".lock"))
+    lock = FileLock(note.with_suffix(".lock"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / "mutex"):  # one run at a time looks around and enters
             for other in _running(folder):
-                _refuse_conflict(use, other, output_root)
-            own.acquire()
+                if use.dataset == other.dataset:
+                    _refuse_conflict(use, other, output_root)
+            lock.acquire()
             note.write_text(json.dumps(asdict(use)))
     except OSError as error:
         raise InputError(f"Cannot lock {folder}: {error.strerror or error}; choose another output_root") from error
     try:
         yield
     finally:
-        own.release()
+        lock.release()
         _delete(note)
 
 
@@ -86,10 +81,8 @@ def _running(folder: Path) -> Iterator[Use]:
             with FileLock(note.with_suffix(".lock"), timeout=0):
                 _delete(note)
         except Timeout:
-            try:
+            with suppress(FileNotFoundError):  # its run has just ended
                 yield Use(**json.loads(note.read_text()))
-            except FileNotFoundError:  # its run has just ended
-                continue
 
 
 def _delete(note: Path) -> None:
@@ -98,19 +91,15 @@ def _delete(note: Path) -> None:
 
 
 def _refuse_conflict(use: Use, other: Use, output_root: Path) -> None:
-    if use.dataset != other.dataset:
-        return
     run = f"another run (process {other.process} on {other.host}, started {other.started})"
     advice = "wait for it or choose another output_root"
-    for study in use.studies:
-        if study in other.studies:
-            raise InputError(
-                f"Dataset '{use.dataset}', study '{study}': {run} is writing these results in {output_root}; {advice}"
-            )
+    for study in (name for name in use.studies if name in other.studies):
+        raise InputError(
+            f"Dataset '{use.dataset}', study '{study}': {run} is writing these results in {output_root}; {advice}"
+        )
     ours, theirs = use.tables or {}, other.tables or {}
-    for name in sorted(ours.keys() & theirs.keys()):
-        if ours[name] != theirs[name]:
-            raise InputError(
-                f"Dataset '{use.dataset}': {run} uses its tables in {output_root} with {name}={theirs[name]}, "
-                f"this one has {name}={ours[name]}; {advice}"
-            )
+    for name in sorted(name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name]):
+        raise InputError(
+            f"Dataset '{use.dataset}': {run} uses its tables in {output_root} with {name}={theirs[name]}, "
+            f"this one has {name}={ours[name]}; {advice}"
+        )

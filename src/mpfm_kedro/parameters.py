@@ -48,8 +48,8 @@ def _auto_or_pixels(value: int | str) -> int | str:
 def _auto_or_range(value: str) -> str:
     if value != "auto":
         number = r"-?\d+(?:\.\d+)?"
-        found = re.fullmatch(rf"({number})\.\.({number})", value)
-        if not found or float(found[1]) >= float(found[2]):
+        match = re.fullmatch(rf"({number})\.\.({number})", value)
+        if not match or float(match[1]) >= float(match[2]):
             raise ValueError("should be auto or the values of black and white, such as 0..4095")
     return value
 
@@ -205,11 +205,9 @@ class ComparisonParameters(Group):
 
     def of(self, setting: str, n_seeds: int) -> SettingParameters:
         """What a setting covers; ``n_seeds`` where it has no number of its own."""
-        own: SettingParameters = getattr(self, setting)
+        chosen = getattr(self, setting).model_dump(exclude_none=True)
         return SettingParameters(
-            n_anomalies=own.n_anomalies or self.n_anomalies,
-            n_seeds=own.n_seeds or n_seeds,
-            methods=own.methods or self.methods,
+            **{"n_anomalies": self.n_anomalies, "n_seeds": n_seeds, "methods": self.methods} | chosen
         )
 
 

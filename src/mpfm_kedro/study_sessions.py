@@ -7,7 +7,7 @@ What was computed before, alone or by another study, is found by its key; an int
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ import pandas as pd
 from kedro.framework.session import KedroSession
 from omegaconf import OmegaConf
 
-from mpfm_kedro.atomic import replacing
 from mpfm_kedro.configuration import project_loader, project_root
+from mpfm_kedro.datasets.files import write_file
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.locks import Use, locked
 from mpfm_kedro.parameter_checks import check_parameters
@@ -28,24 +28,19 @@ from mpfm_kedro.sources import get_source, synthetic
 
 logger = logging.getLogger(__name__)
 MISSING, PLANNED, FAILED = "missing", "planned", "failed"
-COLUMNS = ["name", "dataset", "category", "status", "images", "problem"]
 
 
 @dataclass
 class Comparison:
-    """The comparison of one dataset: the parameters of its session, and how far it is."""
+    """The comparison of one dataset, a row of the plan, and the parameters of its session."""
 
     name: str
-    parameters: dict[str, Any]
     dataset: str
     category: str
     status: str
     images: int | None
     problem: str
-
-    def as_record(self) -> dict[str, Any]:
-        """Its row in the plan."""
-        return {name: getattr(self, name) for name in COLUMNS}
+    parameters: dict[str, Any]
 
     def __str__(self) -> str:
         counted = "" if self.images is None else f", {self.images:,} images"
@@ -55,13 +50,7 @@ class Comparison:
 def run_study(file: Path, given: dict[str, Any], env: str | None) -> None:
     """Run the comparison of every dataset of a study that is there, and report on all of them.
 
-    Args:
-        file: the study.
-        given: further parameters, as they were typed.
-        env: the environment.
-
-    Raises:
-        InputError: The file is wrong, or a comparison failed; then the others and the report are still made.
+    If one fails, the others and the report are still made; then an error names it.
     """
     if taken := [name for name in DECIDED if name in given]:
         raise InputError(f"Parameter '{taken[0]}' is decided by the study file: change it there")
@@ -73,9 +62,9 @@ def run_study(file: Path, given: dict[str, Any], env: str | None) -> None:
     with locked(Path(parameters.output_root), Use(f"study {parameters.name}", ["sessions"])):
         _write_plan(plan, comparisons)
         logger.info("\n%s", "\n  ".join([f"Study {parameters.name}:", *map(str, comparisons)]))
-        for one in comparisons:
-            if one.status == PLANNED:
-                _compare(one, env)
+        for comparison in comparisons:
+            if comparison.status == PLANNED:
+                _compare(comparison, env)
                 _write_plan(plan, comparisons)
         if any(one.status == DONE for one in comparisons):
             _run("study", given, env)
@@ -94,54 +83,54 @@ def _run(pipeline: str, parameters: dict[str, Any], env: str | None) -> None:
 
 def plan_comparisons(given: dict[str, Any], env: str | None, file: str | None) -> list[Comparison]:
     """The comparisons of a study file, whose parameters are checked before anything runs."""
-    study = read_study(file)
     common = {name: value for name, value in given.items() if name != "study"}
-    found: list[Comparison] = []
-    for entry in study.datasets:
-        merged: Any = OmegaConf.to_container(OmegaConf.merge(common, study.parameters_of(entry)))
+    comparisons: dict[str, Comparison] = {}
+    for compared in read_study(file):
+        dataset = str(compared["dataset"])
+        merged: Any = OmegaConf.to_container(OmegaConf.merge(common, compared))
         loader = project_loader(env, **merged)
         try:
-            own = check_parameters(loader["parameters"])
-            compared_methods(own.comparison)
+            parameters = check_parameters(loader["parameters"])
+            compared_methods(parameters.comparison)
         except InputError as error:
-            raise InputError(f"{file}: datasets[{entry.dataset}]: {error}") from error
-        if own.name in {one.name for one in found}:
-            raise InputError(f"{file}: two datasets have the name '{own.name}': give one of them another 'name'")
-        there = _look_for(entry.dataset, own.category, Path(own.data_root))
-        found.append(Comparison(own.name, merged, entry.dataset, own.category, *there))
-    return found
+            raise InputError(f"{file}: datasets[{dataset}]: {error}") from error
+        name, category = parameters.name, parameters.category
+        if name in comparisons:
+            raise InputError(f"{file}: two datasets have the name '{name}': give one of them another 'name'")
+        state = _look_for(dataset, category, Path(parameters.data_root))
+        comparisons[name] = Comparison(name, dataset, category, *state, merged)
+    return list(comparisons.values())
 
 
 def _look_for(dataset: str, category: str, data_root: Path) -> tuple[str, int | None, str]:
     """Whether a dataset or category is there, how many images it has if they can be listed, and what to say of it."""
     source = get_source(dataset)
     there = describe(source, data_root)
+    problem = str(there["problem"])
     if there["status"] == MISSING and source is not synthetic.SOURCE:  # whose images are drawn when they are used
-        return MISSING, None, str(there["problem"])
+        return MISSING, None, problem
     if "normals" not in there:  # its images could not be listed
-        return PLANNED, None, str(there["problem"])
+        return PLANNED, None, problem
     if category == "all":
-        return PLANNED, there["normals"] + there["anomalies"], str(there["problem"])
-    listed = source.list_samples(source.locate(data_root))["category"]
-    if category not in (categories := sorted(listed.unique())):
-        return MISSING, None, f"{there['folder']} has no category '{category}'; it has: {', '.join(categories)}"
-    return PLANNED, int((listed == category).sum()), ""
+        return PLANNED, there["normals"] + there["anomalies"], problem
+    categories = source.list_samples(source.locate(data_root))["category"].value_counts()
+    if category not in categories:
+        known = ", ".join(sorted(categories.index))
+        return MISSING, None, f"{there['folder']} has no category '{category}'; it has: {known}"
+    return PLANNED, int(categories[category]), ""
 
 
-def _compare(one: Comparison, env: str | None) -> None:
+def _compare(comparison: Comparison, env: str | None) -> None:
     """Run a comparison; an error is remembered, not raised: the other datasets do not depend on it."""
-    logger.info("Study: comparison of %s", one.name)
+    logger.info("Study: comparison of %s", comparison.name)
     try:
-        _run("comparison", one.parameters, env)
-        one.status = DONE
+        _run("comparison", comparison.parameters, env)
+        comparison.status = DONE
     except Exception as error:
-        if not isinstance(error, InputError):  # not the user's mistake
-            logger.exception("%s has failed", one.name)
-        else:
-            logger.error("%s has failed: %s", one.name, error)
-        one.status, one.problem = FAILED, " ".join(str(error).split())
+        unexpected = not isinstance(error, InputError)  # not the user's mistake
+        logger.error("%s has failed: %s", comparison.name, error, exc_info=unexpected)
+        comparison.status, comparison.problem = FAILED, " ".join(str(error).split())
 
 
 def _write_plan(file: Path, comparisons: list[Comparison]) -> None:
-    with replacing(file) as partial:
-        pd.DataFrame([one.as_record() for one in comparisons]).convert_dtypes().to_csv(partial, index=False)
+    write_file(pd.DataFrame(map(asdict, comparisons)).drop(columns="parameters").convert_dtypes(), file)

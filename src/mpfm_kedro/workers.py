@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +30,8 @@ Work = Callable[..., Any]
 
 MAX_IDLE_SECONDS = 60  # after which a worker process without work ends
 MAX_WORKERLESS_SECONDS = 600.0  # after which a Dask cluster without workers is an error
+FETCHING_SECONDS = 60.0  # that the result of a Dask task may take to come here
+MAX_DASK_TASKS = 512  # under way at once
 DASK_WINDOW = 32  # tasks that the scheduler holds at least: each carries its part of the tables
 LOCAL, SLURM = "local", "slurm"
 NAME = "compute.dask_scheduler"
@@ -38,17 +40,11 @@ LOST_WORKERS = (TerminatedWorkerError, CancelledError)  # errors that say nothin
 
 @dataclass(frozen=True)
 class Workers:
-    """Where tasks are sent.
-
-    Attributes:
-        submit: sends a task and returns its future.
-        capacity: how many tasks may be sent at once.
-        blamed: the error of a task whose worker was killed repeatedly, by this task or by another one there.
-    """
+    """Where tasks are sent, and how many at once."""
 
     submit: Callable[[Any], Future[Any]]
     capacity: Callable[[], int]
-    blamed: type[Exception] | tuple[()] = ()
+    blamed: type[Exception] | tuple[()] = ()  # of a task whose worker died repeatedly, by it or by another one there
 
 
 def this_process(function: Work) -> Workers:
@@ -113,28 +109,29 @@ def _show_log() -> None:
 def dask_workers(function: Work, label: str, parameters: ComputeParameters, shared: Any = None) -> Iterator[Workers]:
     """Workers of a Dask cluster, which repeats the tasks of a lost worker, and no others.
 
-    Args:
-        function: of a task, and of ``shared`` where that is given.
-        label: of the log lines.
-        parameters: which cluster, threads of a task, and what its worker must have.
-        shared: something large that all tasks need; it is sent to each worker once.
+    ``shared`` is something large, the second argument of all tasks; it is sent to each worker once.
     """
     with _client(parameters) as client:
-        from distributed import KilledWorker  # there, or there would be no client
+        from distributed import KilledWorker, wait  # there, or there would be no client
 
-        executor = client.get_executor(pure=False, resources=_checked_resources(client, parameters))
+        resources = _checked_resources(client, parameters)
         cluster, threads = parameters.dask_scheduler, parameters.threads or 1
         # as the result of a task: unlike scattered data, Dask computes it again if its worker is lost
         more = () if shared is None else (client.submit(_same, shared, pure=False),)
         last_seen = time.monotonic()
+        # a thread for each task: in Dask's own executor, a result that cannot be fetched never comes
+        waiting = ThreadPoolExecutor(MAX_DASK_TASKS)
 
-        def submit(task: Any) -> Future[Any]:
-            return executor.submit(_run_on_dask, function, threads, task, *more)
+        def work(task: Any) -> Any:
+            remote = client.submit(_run_on_dask, function, threads, task, *more, pure=False, resources=resources)
+            wait(remote)
+            try:
+                return remote.result(timeout=FETCHING_SECONDS)
+            except TimeoutError as error:
+                raise CancelledError from error
 
         def capacity() -> int:
             nonlocal last_seen
-            if client.status == "closed":
-                raise CancelledError
             n_threads = sum(client.nthreads().values())  # workers may have joined
             if n_threads:
                 last_seen = time.monotonic()
@@ -147,9 +144,11 @@ def dask_workers(function: Work, label: str, parameters: ComputeParameters, shar
 
         logger.info(f"{label}: on the Dask cluster {cluster}, {sum(client.nthreads().values())} tasks at once")
         try:
-            yield Workers(submit, capacity, KilledWorker)
+            yield Workers(lambda task: waiting.submit(work, task), capacity, KilledWorker)
         except (CancelledError, OSError) as error:
             raise InputError(f"{NAME}: the Dask scheduler at {cluster} was lost") from error
+        finally:
+            waiting.shutdown(wait=False, cancel_futures=True)  # its threads end with the client
 
 
 def _same(shared: Any) -> Any:

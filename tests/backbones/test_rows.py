@@ -45,7 +45,5 @@ def test_rows_of_other_backbones_stay_beside():
     both = FeatureRows(np.zeros((4, 1), np.float32), maps, np.arange(4), np.arange(4), (other,))
     (taken,) = both.take(np.array([2, 0])).beside
     assert taken.rows.tolist() == [2, 3] and taken.pooled.tolist() == [[4, 5], [0, 1]]
-    renumbered = both.with_source(np.array([7, 7, 8, 8]))
-    for rows in (renumbered, *renumbered.beside):
-        assert rows.source.tolist() == [7, 7, 8, 8]
-    assert renumbered.beside[0].rows is other.rows
+    assert [both.of_backbone(number).pooled.shape for number in range(2)] == [(4, 1), (4, 2)]
+    assert both.of_backbone(0).beside == both.of_backbone(1).beside == ()

@@ -6,15 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from mpfm_kedro.atomic import replacing
-from mpfm_kedro.datasets.files import (
-    AtomicCSVDataset,
-    AtomicMatplotlibDataset,
-    AtomicTextDataset,
-)
-from mpfm_kedro.datasets.tables import MetricsDataset
+from mpfm_kedro.datasets.tables import MetricsDataset, TableDataset, TextDataset
 from mpfm_kedro.errors import InputError
 
 
@@ -25,9 +19,9 @@ class Unprintable:
 
 TABLE = pd.DataFrame({"a": [1, 2], "b": ["x", "y"]})
 GOOD_AND_BAD = {
-    "csv": (AtomicCSVDataset, TABLE, pd.DataFrame({"a": [1, Unprintable()]})),
+    "csv": (TableDataset, TABLE, pd.DataFrame({"a": [1, Unprintable()]})),
     "json": (MetricsDataset, {"a": [1, 2]}, {"a": [1, 2], "b": object()}),
-    "text": (AtomicTextDataset, "whole", 7),
+    "text": (TextDataset, "whole", 7),
 }
 
 
@@ -59,15 +53,15 @@ def test_failed_save_leaves_the_old_file_whole(kind, tmp_path):
     assert entry.exists()
 
 
-def test_failed_figure_leaves_the_old_one(tmp_path):
-    file = tmp_path / "figure.png"
-    AtomicMatplotlibDataset(filepath=str(file), save_args={"format": "png"}).save(Figure())
-    before = file.read_bytes()
-    assert before.startswith(b"\x89PNG")
-    with pytest.raises(Exception, match="nonsense"):
-        AtomicMatplotlibDataset(filepath=str(file), save_args={"format": "nonsense"}).save(Figure())
-    assert file.read_bytes() == before
-    assert names(tmp_path) == ["figure.png"]
+def test_a_damaged_table_is_named_and_a_name_of_digits_stays_text(tmp_path):
+    table = TableDataset(filepath=str(tmp_path / "runs.csv"))
+    table.save(pd.DataFrame({"known_class": ["007", ""], "auc": [0.5, None]}))
+    loaded = table.load()
+    assert loaded["known_class"].tolist() == ["007", ""] and loaded["auc"].isna().tolist() == [False, True]
+    for content in (b"", b'a,b\n1,2,3\n"', b"\xff\xfe\xff"):
+        (tmp_path / "runs.csv").write_bytes(content)
+        with pytest.raises(InputError, match=r"runs\.csv is damaged .*rerun the full pipeline"):
+            table.load()
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, RuntimeError])
@@ -90,17 +84,9 @@ def test_parent_that_is_a_file_is_named(below, tmp_path):
     assert str(target) in str(raised.value)
 
 
-def test_parent_that_is_a_file_is_named_by_a_dataset(tmp_path):
-    (tmp_path / "occupied").write_text("a file")
-    target = tmp_path / "occupied" / "table.csv"
-    with pytest.raises(InputError) as raised:
-        AtomicCSVDataset(filepath=str(target)).save(TABLE)
-    assert str(target) in str(raised.value)
-
-
 def test_target_that_is_a_folder_is_named(tmp_path):
     (tmp_path / "table.csv").mkdir()
     with pytest.raises(InputError) as raised:
-        AtomicCSVDataset(filepath=str(tmp_path / "table.csv")).save(TABLE)
+        TableDataset(filepath=str(tmp_path / "table.csv")).save(TABLE)
     assert str(tmp_path / "table.csv") in str(raised.value)
     assert names(tmp_path) == ["table.csv"]

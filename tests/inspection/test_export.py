@@ -119,6 +119,12 @@ def save_formats(folder: Path) -> list[Path]:
     Image.merge("RGBA", [*image.split(), alpha]).save(folder / "transparent.png")
     Image.fromarray(grey).save(folder / "deep.png")
     Image.fromarray(grey).save(folder / "deep.tif")
+    for name in ("rotated.png", "rotated.tif", "rotated.webp"):
+        image.save(folder / name, exif=rotated)
+    image.save(folder / "moving.gif", save_all=True, append_images=[image.convert("L")])
+    image.save(folder / "odd exif.jpg", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x05")
+    image.convert("LA").save(folder / "opaque.png")
+    image.convert("1").save(folder / "bits.png")
     (folder / "text.png").write_text("not an image")
     (folder / "cut.png").write_bytes((folder / "colour.png").read_bytes()[:100])
     os.mkfifo(folder / "pipe.png")

@@ -13,6 +13,7 @@ from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from PIL import Image
 
+from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader, dhash
 from mpfm_kedro.images.near import near_sets
 from mpfm_kedro.parameters import IngestionParameters
@@ -255,17 +256,17 @@ def test_real_repeats_and_leaks(tmp_path):
     assert (split_normals(samples, DROPPING)["problem"] == "").sum() == 228
     parts = real_samples("sdd", "kolektor_part", tmp_path)
     repeated = find_repeats(parts)
-    assert set(repeated["item"][repeated["kind"] == "exact"]) == {"kos01", "kos26"}
+    assert set(repeated["item"][repeated["kind"] == "exact"]) == {"kos01"}  # kos26 repeats its images
     patches = real_samples("aitex", "aitex", tmp_path)
     audit = audited(patches)
     assert row(audit, "items", "across train and test")[0] == 139  # patches of one image
     assert audit["images"][audit["finding"] == "one colour"].sum() == 175
     assert row(audit, "exact duplicates", "all")[0] == 0
-    for leaking in (parts, patches):
-        assert row(audited(leaking), "items", "across train and test")[0] > 0
-        apart = audited(split_normals(leaking.assign(split=""), BY_ITEM))
-        assert row(apart, "items", "across train and test")[0] == 0
-        assert row(apart, "exact duplicates", "across train and test")[0] == 0
+    with pytest.raises(InputError, match="all normal images to train show kos01"):
+        split_normals(parts.assign(split=""), BY_ITEM)
+    apart = audited(split_normals(patches.assign(split=""), BY_ITEM))
+    for finding in ("items", "exact duplicates", "near duplicates"):
+        assert row(apart, finding, "across train and test")[0] == 0
 
 
 def test_pipelines_write_tables_and_sheets(tmp_path):

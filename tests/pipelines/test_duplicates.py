@@ -72,13 +72,19 @@ def test_copies_stay_together_across_items():
 
 
 def test_plain_split_is_by_name():
-    divided = split_normals(checked(["one"] * 8), PLAIN)
+    divided = split_normals(checked(["one", "two"] * 4), PLAIN)
     assert divided["split"].value_counts().to_dict() == {"train": 6, "test": 2}
 
 
 def test_split_of_one_item_is_an_error():
     with pytest.raises(InputError, match=r"at least two normal items: all 8 normal images show kos01"):
         split_normals(checked(["kos01"] * 8), BY_ITEM)
+
+
+def test_training_images_of_one_item_are_an_error():
+    samples = checked(list("aaaab"), dataset="mastcam").assign(split=["train"] * 4 + ["test"])
+    with pytest.raises(InputError, match="all normal images to train show a, at least 2 items are needed"):
+        split_normals(samples, PLAIN)
 
 
 def test_a_dataset_with_its_own_split_keeps_it_and_tests_no_item_that_trains(caplog):
@@ -106,7 +112,7 @@ def divided(contents: str, splits: list[str]) -> pd.DataFrame:
 
 
 def test_without_the_option_nothing_is_dropped():
-    samples = divided("111112", ["train"] * 4 + ["test", "anomaly"])
+    samples = divided("111212", ["train"] * 4 + ["test", "anomaly"])
     pd.testing.assert_frame_equal(split_normals(samples, PLAIN).drop(columns="item"), samples.drop(columns="item"))
 
 

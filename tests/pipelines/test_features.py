@@ -147,6 +147,15 @@ def test_auto_is_as_large_as_most_normals_allow(sides, size):
     assert set(plan_views(samples, 96, parameters())["image_size"]) == {96}
 
 
+@pytest.mark.parametrize(("size", "warned"), [(448, True), (300, False), (301, True), (224, False), ("auto", False)])
+def test_a_size_above_that_of_the_images_is_warned_of(size, warned, caplog):
+    """Images of 300 pixels; the defaults never warn."""
+    samples = SAMPLES.assign(width=[300, 1, 9000, 9000, 1], height=900)
+    plan_views(samples, size, parameters())
+    assert [record.args for record in caplog.records] == ([(size, 300.0)] if warned else [])
+    assert ("enlarges the images" in caplog.text) == warned
+
+
 def test_auto_looks_at_the_crop_where_there_is_one():
     pieces = SAMPLES.iloc[[0, 0]].assign(width=500, height=1255, crop=["0,0,500,418", "0,418,500,836"])
     assert set(plan_views(pieces, "auto", parameters())["image_size"]) == {224}

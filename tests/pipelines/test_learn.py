@@ -12,10 +12,13 @@ import pytest
 from PIL import Image
 
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.inspection.collection import COLUMNS, Collection
 from mpfm_kedro.inspection.model import model_digest
 from mpfm_kedro.parameters import IngestionParameters
+from mpfm_kedro.pipelines.fit.nodes import gather_samples
 from mpfm_kedro.pipelines.learn.nodes import add_images, summarise_learning
+from mpfm_kedro.sources.samples import sample, sample_table
 
 SAMPLES = pd.DataFrame({"content_hash": ["other"], "label": [0]})
 INGESTION = IngestionParameters(
@@ -93,3 +96,23 @@ def test_the_auc_before_and_after_is_that_of_mpfm(auc: float, said: str):
     assert "1 other images look like a taught defect: 1 of them were good, 0 are" in text
     assert "Of 2 earlier predictions, 1 change" in text and text.endswith("To undo: undo")
     assert f"AUC of the general setting, without and with all learned images: {said}" in text
+
+
+@pytest.mark.parametrize(("pattern", "items"), [(r"(part\d)_", ["part1", "part2", "part2"]), ("auto", [None] * 3)])
+def test_a_learned_photo_belongs_to_the_item_that_its_first_name_says(pattern, items, empty, tmp_path):
+    samples = []
+    for number, name in enumerate(["part1_a.png", "part2_a.png"]):
+        noise = np.random.default_rng(number).integers(0, 256, (16, 16), dtype=np.uint8)
+        Image.fromarray(noise).save(tmp_path / name)
+        samples.append(sample("own", name, 0, item=str(items[number] or ""), split="train"))
+    images = ImageLoader("folder", tmp_path, 10**6, tmp_path / "files.parquet")
+    known = sample_table(samples)
+    known = pd.concat([known, images.examine_all(known["path"].tolist(), 1).reset_index(drop=True)], axis=1)
+    Image.fromarray(noise.T.copy()).save(tmp_path / "part2_b.png")
+    collection = empty.add([tmp_path / "part2_b.png"], "anomaly", known)
+    empty.folder.mkdir()
+    for file, content in collection.new.items():
+        (empty.folder / file).write_bytes(content)
+    ingestion = INGESTION.model_copy(update={"item_pattern": pattern, "split_by_item": "auto", "max_megapixels": 1})
+    gathered = gather_samples(known.assign(pixel_range=""), collection, images, ingestion)
+    assert gathered["item"].tolist() == [item or name for item, name in zip(items, gathered["sample_id"], strict=True)]

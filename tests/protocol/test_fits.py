@@ -262,3 +262,17 @@ def test_epochs_of_a_running_fit_are_those_of_its_checkpoint(features, parameter
     for epoch in (3, 4):
         task.memory.checkpoint(task.entry).save(Artefact({}, {"epoch": epoch}))
         assert task.epochs() == (epoch, parameters.training.epochs)
+
+
+def test_the_progress_of_a_plan_counts_epochs(features, parameters, tmp_path, monkeypatch):
+    runs = with_methods(TRAINED, runs=RUNS[:1])
+    first = initialise_prototypes(runs, features, parameters.prototypes, parameters.repairs, COMPUTE)
+    trials = Trials(first.tabulate(MEMORY), MEMORY)
+    counted = []
+
+    def count(work, tasks, label, compute, device, total, need, epochs) -> None:
+        counted.extend(epochs(task) for task in tasks)
+
+    monkeypatch.setattr("mpfm_kedro.protocol.fits.map_tasks", count)
+    train_mpfm(trials, features, parameters.training, parameters.repairs, COMPUTE).run(Memory(tmp_path))
+    assert counted == [(0, parameters.training.epochs)]

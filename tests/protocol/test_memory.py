@@ -61,12 +61,13 @@ def test_a_process_that_dies_while_it_writes_leaves_the_fit_before(tmp_path, mon
     memory = Memory(tmp_path)
     memory.save(ENTRY, artefact(1.0), 1)
 
-    def die(tensors: object, path: Path, metadata: object) -> None:
-        path.write_bytes(b"half")
+    def die(path: Path, content: bytes) -> None:
+        with path.open("wb") as file:
+            file.write(content[:9])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("safetensors.torch.save_file", die)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "write_bytes", die)
         memory.save(ENTRY, artefact(2.0), 1)
     assert memory.load(ENTRY).details["value"] == 1.0
     assert len(list(memory.file(ENTRY).parent.iterdir())) == 1
@@ -76,7 +77,7 @@ def test_a_full_disk_is_one_clear_line(tmp_path, monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("safetensors.torch.save_file", refuse)
+    monkeypatch.setattr(Path, "write_bytes", refuse)
     with pytest.raises(InputError, match=r"Cannot write .*key\.safetensors: No space left on device; it needs 36 B"):
         Memory(tmp_path).save(ENTRY, artefact(), 1)
 

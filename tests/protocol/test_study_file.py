@@ -8,15 +8,16 @@ from textwrap import dedent
 import pytest
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.protocol.study_file import Study, read_study
+from mpfm_kedro.protocol.study_file import read_study
+from mpfm_kedro.study_sessions import plan_comparisons
 
 STUDIES = Path(__file__).parents[2] / "conf/studies"
 
 
-def study(tmp_path: Path, text: str) -> Study:
+def write(tmp_path: Path, text: str) -> str:
     file = tmp_path / "mine.yml"
     file.write_text(dedent(text))
-    return read_study(str(file))
+    return str(file)
 
 
 SCREW = """
@@ -38,8 +39,7 @@ SCREW = """
 
 
 def test_a_dataset_takes_precedence_over_the_study_and_a_setting_over_all_settings(tmp_path):
-    found = study(tmp_path, SCREW)
-    plain, screw = (found.parameters_of(entry) for entry in found.datasets)
+    plain, screw = read_study(write(tmp_path, SCREW))
     both = {"n_anomalies": [10, 1], "methods": ["all"]}
     assert plain == {
         "dataset": "elpv",
@@ -47,7 +47,7 @@ def test_a_dataset_takes_precedence_over_the_study_and_a_setting_over_all_settin
         "category": "all",
         "n_seeds": 5,
         "device": "cpu",
-        "comparison": both | {"general": {}, "hard": {"n_anomalies": [10]}},
+        "comparison": both | {"general": {}, "hard": {"n_anomalies": 10}},
     }
     assert screw == {
         "dataset": "mvtec_ad",
@@ -57,7 +57,7 @@ def test_a_dataset_takes_precedence_over_the_study_and_a_setting_over_all_settin
         "n_seeds": 3,
         "device": "cpu",
         "image_size": 448,
-        "comparison": both | {"general": {}, "hard": {"n_anomalies": [10], "n_seeds": 2, "methods": ["MPFM", "DRA"]}},
+        "comparison": both | {"general": {}, "hard": {"n_anomalies": 10, "n_seeds": 2, "methods": ["MPFM", "DRA"]}},
     }
 
 
@@ -66,12 +66,14 @@ def test_a_dataset_takes_precedence_over_the_study_and_a_setting_over_all_settin
     [
         ("datasets: [elpw]", ["datasets[elpw].dataset", "'elpw'", "headct"]),
         ("datasets: []", ["datasets", "[]", "1 item"]),
-        ("n_seeds: 5", ["datasets is missing"]),
-        ("{datasets: [elpv], n_seeds: 0}", ["n_seeds = 0", "greater than or equal to 1"]),
+        ("n_seeds: 5", ["datasets = None", "1 item"]),
+        ("{datasets: [5]}", ["datasets[0]", "keys and values"]),
+        ("{datasets: [elpv], hard: 5}", ["hard: should have keys and values", "found 5"]),
+        ("{datasets: [elpv], n_seeds: 0}", ["datasets[elpv]", "'n_seeds' = 0", "greater than or equal to 1"]),
         ("{datasets: [elpv], n_sedes: 3}", ["unknown key n_sedes", "n_seeds"]),
         ("{datasets: [{dataset: elpv, hard: {seeds: 3}}]}", ["datasets[elpv].hard.seeds", "n_seeds"]),
         ("{datasets: [{dataset: elpv, name: mine, seed: 3}]}", ["datasets[mine].seed", "category"]),
-        ("{datasets: [elpv], settings: [easy]}", ["settings.0", "'easy'", "'general' or 'hard'"]),
+        ("{datasets: [elpv], settings: [easy]}", ["comparison.settings", "'easy'", "'general' or 'hard'"]),
         ("{datasets: [elpv], parameters: {n_seeds: 3}}", ["parameters", "n_seeds: has its own place"]),
         ("[elpv]", ["keys and values", "['elpv']"]),
         ("{datasets: [", ["is not YAML"]),
@@ -79,7 +81,7 @@ def test_a_dataset_takes_precedence_over_the_study_and_a_setting_over_all_settin
 )
 def test_errors_name_file_key_value_and_what_is_allowed(text, named, tmp_path):
     with pytest.raises(InputError) as raised:
-        study(tmp_path, text)
+        plan_comparisons({"data_root": str(tmp_path)}, "test", write(tmp_path, text))
     assert str(raised.value).startswith(str(tmp_path / "mine.yml"))
     assert all(name in str(raised.value) for name in named), str(raised.value)
     assert "\n" not in str(raised.value)
@@ -95,7 +97,8 @@ def test_a_file_that_is_not_there_is_named():
 def test_the_studies_of_the_project_are_the_papers_and_a_small_one():
     paper, small = (read_study(str(STUDIES / f"{name}.yml")) for name in ("paper", "small"))
     nine = {"mvtec_ad", "optical", "sdd", "aitex", "elpv", "mastcam", "hyper_kvasir", "brainmri", "headct"}
-    assert {entry.dataset for entry in paper.datasets} == nine
-    assert {entry.dataset for entry in small.datasets} == {"elpv", "brainmri", "headct"}
-    for one in (paper, small):
-        assert (one.n_anomalies, one.n_seeds, one.methods, one.settings) == ([10, 1], 5, ["all"], ["general", "hard"])
+    assert {one["dataset"] for one in paper} == nine
+    assert {one["dataset"] for one in small} == {"elpv", "brainmri", "headct"}
+    for one in [*paper, *small]:
+        assert (one["n_seeds"], one["comparison"]["n_anomalies"], one["comparison"]["methods"]) == (5, [10, 1], ["all"])
+    assert all(one["comparison"]["settings"] == ["general", "hard"] for one in small)

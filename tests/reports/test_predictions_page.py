@@ -20,7 +20,7 @@ from mpfm_kedro.inspection.inspector import Inspector
 from mpfm_kedro.inspection.prediction_log import PredictionLog
 from mpfm_kedro.inspection.predictions import COLUMNS, predict_files
 from mpfm_kedro.inspection.thresholds import decide
-from mpfm_kedro.reports.predictions import MOST, choose, write_page
+from mpfm_kedro.reports.predictions import MOST, write_page
 from production_models import INGESTION, INSPECTION
 
 NAME = "<img src=x onerror='alert(1)'>&\".png"
@@ -109,13 +109,6 @@ def test_a_name_that_is_no_text_is_a_row_with_an_error(written):
     assert page.text.count("odd-\\udcff.png") == 2 and "rename it" in page.text
 
 
-def test_a_file_that_is_gone_has_no_picture(written, inspector, tmp_path):
-    folder, _, table = written({"a.png": "spot/000.png"})
-    (tmp_path / "new/a.png").unlink()
-    text = write_page(table, inspector.model, tmp_path / "log", folder, INSPECTION, INGESTION)
-    assert "pictures/image-" not in text and "overlays/" in text
-
-
 def many(inspector: Inspector, number: int) -> pd.DataFrame:
     """Predictions of files that are not there."""
     scores = -np.sort(-np.random.default_rng(0).normal(2, 4, number))
@@ -137,15 +130,6 @@ def test_the_page_of_many_images_is_bounded_and_says_so(inspector, tmp_path):
         assert f"{MOST[name]:,} of {number:,} {word}" in page.text
     assert "predictions.csv" in page.all("a", "href")
     assert "100,900 images" in page.text
-
-
-def test_the_chosen_rows_are_those_with_the_highest_scores(inspector):
-    table = many(inspector, 5_000)
-    shown = choose(table)
-    assert shown.index.is_monotonic_increasing
-    for name, most in MOST.items():
-        own = shown[shown["decision"] == name]
-        assert own.index.tolist() == table[table["decision"] == name].index[:most].tolist()
 
 
 def test_numbers_of_the_histogram_are_finite_with_one_score_or_none(written):

@@ -111,11 +111,7 @@ class Backbone(nn.Module):
 
     def features(self, images: Tensor, statistics: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Images (B, 3, S, S) → pooled statistics (B, d) in fp32 and F (B, C, H', W') in fp16."""
-        return self.gather(self(images), statistics)
-
-    def gather(self, maps: Mapping[str, Tensor], statistics: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Z and F from the maps of the layers."""
-        maps = {layer: values.float() for layer, values in maps.items()}
+        maps = {layer: values.float() for layer, values in self(images).items()}
         pooled = [STATISTICS[name](maps[layer]) for layer in self.layers for name in statistics]
         height, width = maps[self.map_layers[-1]].shape[2:]
         finest = [nn.functional.adaptive_avg_pool2d(maps[layer], (height, width)) for layer in self.map_layers]

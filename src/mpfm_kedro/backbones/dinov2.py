@@ -40,12 +40,9 @@ def create_network() -> nn.Module:
 class TransformerBackbone(Backbone):
     """DINOv2 ViT-S/14 with maps of patch tokens, frozen and in eval mode.
 
-    Args:
-        name: for messages.
-        weights: the tensors by the names of timm, which are those of DINOv2's authors.
-        layers: whose statistics make z: ``blocks.0`` to ``blocks.11`` (the residual stream after a block) or ``norm``
-            (after the last block, normalised); ["auto"] is blocks.9 and norm.
-        map_layers: whose patch tokens make F; ["auto"] is blocks.6.
+    Its tensors have the names of timm, which are those of DINOv2's authors. Layers are ``blocks.0`` to ``blocks.11``
+    (the residual stream after a block) and ``norm`` (after the last block, normalised); ["auto"] is blocks.9 and norm
+    for z, blocks.6 for F.
     """
 
     version = 1

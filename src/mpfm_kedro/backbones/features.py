@@ -27,17 +27,11 @@ class BackboneWeights:
 
 @dataclass(frozen=True)
 class Features:
-    """The features of one dataset: which row of a store belongs to which sample and view.
+    """The features of one dataset: which row of a store belongs to which sample and view."""
 
-    Args:
-        index: the views (sample_id, item, content_hash, crop, view) and their rows in the store.
-        store: of the first backbone, which every detector reads.
-        beside: features of the same views in the other backbones.
-    """
-
-    index: pd.DataFrame
-    store: StoreFolder
-    beside: tuple[Features, ...] = ()
+    index: pd.DataFrame  # the views (sample_id, item, content_hash, crop, view) and their rows in the store
+    store: StoreFolder  # of the first backbone, which every detector reads
+    beside: tuple[Features, ...] = ()  # features of the same views in the other backbones
 
     @classmethod
     def locate(cls, views: pd.DataFrame, store: StoreFolder) -> Features:

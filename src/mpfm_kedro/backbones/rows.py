@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,21 +20,13 @@ BYTES_PER_BATCH = 64 << 20
 
 @dataclass(frozen=True)
 class FeatureRows:
-    """Features of some images or views.
+    """Features of some images or views."""
 
-    Args:
-        pooled: stored pooled statistics (n, d), fp32.
-        maps: stored maps of all rows, memory-mapped (rows, C, H', W'), fp16.
-        rows: the row of each image in ``maps`` (n,).
-        source: the sample that each image comes from (n,).
-        beside: the same images in the other backbones.
-    """
-
-    pooled: np.ndarray
-    maps: np.ndarray | StoredRows
-    rows: np.ndarray
-    source: np.ndarray
-    beside: tuple[FeatureRows, ...] = ()
+    pooled: np.ndarray  # stored pooled statistics (n, d), fp32
+    maps: np.ndarray | StoredRows  # stored maps of all rows, memory-mapped (rows, C, H', W'), fp16
+    rows: np.ndarray  # the row of each image in ``maps`` (n,)
+    source: np.ndarray  # the sample that each image comes from (n,)
+    beside: tuple[FeatureRows, ...] = ()  # the same images in the other backbones
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -51,21 +43,10 @@ class FeatureRows:
 
     def of_backbone(self, number: int) -> FeatureRows:
         """The same images in one of the backbones, 0 is the first; that backbone alone."""
-        own = self if number == 0 else self.beside[number - 1]
-        return FeatureRows(own.pooled, own.maps, own.rows, own.source)
-
-    def with_source(self, source: np.ndarray) -> FeatureRows:
-        """The same images, from samples that are numbered otherwise."""
-        beside = tuple(other.with_source(source) for other in self.beside)
-        return FeatureRows(self.pooled, self.maps, self.rows, source, beside)
+        return replace((self, *self.beside)[number], beside=())
 
     def slices(self, at_most: int = IMAGES_PER_BATCH, bytes_per_image: int | None = None) -> Iterator[slice]:
-        """All images in consecutive batches, bounded in images and in bytes; a batch has at least one image.
-
-        Args:
-            at_most: images per batch.
-            bytes_per_image: what a batch needs for each image; by default its stored map.
-        """
+        """All images in consecutive batches of at least one, bounded in images and in bytes (by default of maps)."""
         size = max(1, min(at_most, BYTES_PER_BATCH // (bytes_per_image or self.bytes_per_map)))
         for start in range(0, len(self), size):
             yield slice(start, min(start + size, len(self)))

@@ -108,13 +108,7 @@ class Rows(NamedTuple):
 
 
 class StoredRows:
-    """The rows of several memory-mapped arrays, read like one array.
-
-    Args:
-        parts: arrays (n, *shape).
-        shape: of one row.
-        dtype: of the values.
-    """
+    """The rows of several memory-mapped arrays (n, *shape), read like one array."""
 
     def __init__(self, parts: Iterable[np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> None:
         # one view per row: a gather is then one np.concatenate, as quick as that of a single array

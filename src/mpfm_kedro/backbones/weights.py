@@ -47,15 +47,11 @@ def obtain_weights(
     """The pretrained weights of a backbone, or those of the user's own file.
 
     Args:
-        name: A backbone (``networks.check_name``).
-        folder: Where verified copies are cached, as ``<name>.safetensors``.
-        weights_file: A state dict (.pth, .pt or .safetensors) that takes precedence over every other origin.
-            It may hold other weights on purpose; then it is used, and not cached in ``folder``.
-        origins: Where to look when there is neither a file nor a cached copy.
-
-    Raises:
-        InputError: The name is unknown, the file does not fit the network, no origin has the weights, their
-            digest is not the known one, or the folder cannot be written.
+        name: of the backbone.
+        folder: where verified copies are cached, as ``<name>.safetensors``.
+        weights_file: a state dict (.pth, .pt or .safetensors). It may hold other weights on purpose; then it is used,
+            and not cached.
+        origins: where to look when there is neither a file nor a cached copy.
     """
     check_name(name)
     path = folder / f"{name}.safetensors"

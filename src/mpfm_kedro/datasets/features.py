@@ -8,35 +8,35 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from kedro.io import AbstractDataset
 from kedro_datasets._typing import TablePreview
 
 from mpfm_kedro.atomic import load_table, save_table
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.backbones.store import FeatureSpec, FeatureStore
+from mpfm_kedro.datasets.files import PathDataset
 from mpfm_kedro.datasets.previews import show_table
 from mpfm_kedro.errors import InputError
 
 
-class FeaturesDataset(AbstractDataset[Any, Features]):
+class FeaturesDataset(PathDataset):
     """The views of a dataset as Parquet, with the specifications of the stores that have their features.
 
     Row numbers are not saved: they depend on the order of work, and are looked up in the store.
     """
 
     def __init__(self, filepath: str, store: str, metadata: dict[str, Any] | None = None) -> None:
-        self._file, self._root = Path(filepath), Path(store)
-        self.metadata = metadata
+        super().__init__(filepath, metadata)
+        self._root = Path(store)
 
     def load(self) -> Features:
         """Index and stores, which must have a row for each view."""
-        table = load_table(self._file)
+        table = load_table(self.path)
         first, others = json.loads(table.attrs.pop("spec")), json.loads(table.attrs.pop("beside", "[]"))
         return replace(self._locate(table, first), beside=tuple(self._locate(table, raw) for raw in others))
 
     def _locate(self, table: pd.DataFrame, raw: dict[str, Any]) -> Features:
         if set(raw) != {part.name for part in fields(FeatureSpec)} or "item" not in table:
-            raise InputError(f"{self._file} is of another version; replace it with kedro run --pipelines=features")
+            raise InputError(f"{self.path} is of another version; replace it with kedro run --pipelines=features")
         spec: dict[str, Any] = {name: tuple(part) if isinstance(part, list) else part for name, part in raw.items()}
         return Features.locate(table, FeatureStore(self._root).open(FeatureSpec(**spec)))
 
@@ -46,14 +46,11 @@ class FeaturesDataset(AbstractDataset[Any, Features]):
         table = data.index.drop(columns="row")
         first, *others = [asdict(spec) for spec in data.specs]
         table.attrs = {"spec": json.dumps(first), "beside": json.dumps(others)}
-        save_table(table, self._file)
+        save_table(table, self.path)
 
     def preview(self, nrows: int = 20) -> TablePreview:
         """The first rows of the index, for kedro-viz."""
-        return show_table(pd.read_parquet(self._file).head(nrows))
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": str(self._file), "store": str(self._root)}
+        return show_table(pd.read_parquet(self.path).head(nrows))
 
     def _exists(self) -> bool:
-        return self._file.is_file()
+        return self.path.is_file()

@@ -8,15 +8,15 @@ from typing import Any
 from kedro_datasets._typing import ImagePreview
 from PIL import Image, ImageOps
 
+from mpfm_kedro.datasets.files import PathDataset
 from mpfm_kedro.datasets.previews import show_image
-from mpfm_kedro.datasets.reading import ReadOnlyDataset
 from mpfm_kedro.images.loading import THUMBNAIL, ImageLoader
 from mpfm_kedro.sources import get_source
 
 PREVIEW_ROWS, PREVIEW_COLUMNS = 3, 4
 
 
-class ImagesDataset(ReadOnlyDataset[ImageLoader]):
+class ImagesDataset(PathDataset):
     """The loader of a dataset's images; what earlier runs found of the files is in ``filepath``."""
 
     def __init__(
@@ -35,11 +35,11 @@ class ImagesDataset(ReadOnlyDataset[ImageLoader]):
     def load(self) -> ImageLoader:
         """The loader for the folder in which the source finds the files."""
         folder = get_source(self._dataset).locate(self._root)
-        return ImageLoader(self._dataset, folder, self._max_pixels, self._path)
+        return ImageLoader(self._dataset, folder, self._max_pixels, self.path)
 
     def preview(self) -> ImagePreview:
         """A few of the audit's thumbnails side by side, for kedro-viz."""
-        files = sorted(self._path.with_name("thumbnails").glob("*.png"))
+        files = sorted(self.path.with_name("thumbnails").glob("*.png"))
         sheet = Image.new("RGB", (PREVIEW_COLUMNS * THUMBNAIL, PREVIEW_ROWS * THUMBNAIL), "white")
         for i, file in enumerate(files[: PREVIEW_ROWS * PREVIEW_COLUMNS]):
             row, column = divmod(i, PREVIEW_COLUMNS)
@@ -47,9 +47,6 @@ class ImagesDataset(ReadOnlyDataset[ImageLoader]):
                 shown = ImageOps.contain(image, (THUMBNAIL - 4, THUMBNAIL - 4))
             sheet.paste(shown, (column * THUMBNAIL, row * THUMBNAIL))
         return show_image(sheet)
-
-    def _describe(self) -> dict[str, Any]:
-        return {"dataset": self._dataset, "data_root": str(self._root)}
 
     def _exists(self) -> bool:
         return get_source(self._dataset).locate(self._root).is_dir()

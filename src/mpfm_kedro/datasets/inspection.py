@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Hashable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from kedro.io import AbstractDataset, AbstractVersionedDataset, Version
+from kedro.io import AbstractVersionedDataset, Version
 from kedro_datasets._typing import JSONPreview, TablePreview
 
-from mpfm_kedro.atomic import REBUILD_HINT, first_line, replacing
+from mpfm_kedro.atomic import REBUILD_HINT, load_table, replacing, save_table
+from mpfm_kedro.datasets.files import PathDataset, read_file
 from mpfm_kedro.datasets.previews import show_table
-from mpfm_kedro.datasets.reading import ReadOnlyDataset
 from mpfm_kedro.errors import InputError
 
 if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
@@ -24,60 +25,49 @@ if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays 
 RESTORE = "kedro versions use brings back the collection of a version of the production model"
 
 
-class CollectionDataset(AbstractDataset["Collection", "Collection"]):
+class CollectionDataset(PathDataset):
     """A folder of images that were learned after the dataset, with a table; empty at first.
 
     Of the table of an interrupted run only what the ``model`` has learned counts, where one is named and readable.
     """
 
     def __init__(self, filepath: str, model: str | None = None, metadata: dict[str, Any] | None = None) -> None:
-        self._folder = Path(filepath)
-        self._model = model
-        self.metadata = metadata
+        super().__init__(filepath, metadata)
+        self.model = model
 
     def load(self) -> Collection:
         """The collection."""
         from mpfm_kedro.inspection.collection import COLUMNS, Collection
         from mpfm_kedro.inspection.model import read_card
 
-        if self._model is not None:
+        if self.model is not None:
             with suppress(InputError):
-                return Collection(self._folder, pd.DataFrame(read_card(Path(self._model))["learned"], columns=COLUMNS))
-        if not self._table.is_file():
-            return Collection(self._folder, pd.DataFrame(columns=COLUMNS))
-        try:
-            return Collection(self._folder, pd.read_parquet(self._table))
-        except Exception as error:  # pyarrow answers a damaged file with exceptions of a dozen types
-            raise InputError(f"{self._table} is damaged ({first_line(error)}); {RESTORE}") from error
+                return Collection(self.path, pd.DataFrame(read_card(Path(self.model))["learned"], columns=COLUMNS))
+        table = load_table(self.table, RESTORE) if self.table.is_file() else pd.DataFrame(columns=COLUMNS)
+        return Collection(self.path, table)
 
     def save(self, data: Collection) -> None:
         """First the files, then the table that names them."""
         for name, content in data.new.items():
-            with replacing(self._folder / name) as partial:
+            with replacing(self.path / name) as partial:
                 partial.write_bytes(content)
-        with replacing(self._table) as partial:
-            data.table.to_parquet(partial)
+        save_table(data.table, self.table)
 
     @property
-    def _table(self) -> Path:
-        return self._folder / "collection.parquet"
+    def table(self) -> Path:
+        """The file of the table."""
+        return self.path / "collection.parquet"
 
     def preview(self) -> TablePreview:
         """The table, for kedro-viz."""
         return show_table(self.load().table)
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": str(self._folder)}
-
-    def _exists(self) -> bool:
-        return True
 
 
 class ModelFolderDataset(AbstractVersionedDataset["Model", "Model"]):
     """A folder with a production model. Versions share the files that did not change."""
 
     def __init__(self, filepath: str, version: Version | None = None, metadata: dict[str, Any] | None = None) -> None:
-        super().__init__(PurePosixPath(filepath), version, exists_function=lambda path: Path(path).is_dir())
+        super().__init__(PurePosixPath(filepath), version)
         self.metadata = metadata
 
     def load(self) -> Model:
@@ -104,48 +94,48 @@ class ModelFolderDataset(AbstractVersionedDataset["Model", "Model"]):
         return {"filepath": str(self._filepath), "version": self._version}
 
 
-class SummariesDataset(ReadOnlyDataset[dict[str, Any]]):
+class SummariesDataset(PathDataset):
     """summary.csv of the settings of a dataset that were run."""
 
     def load(self) -> dict[str, Any]:
         """The rows of the summary by setting; empty where no setting was run."""
-        files = {setting: self._path / setting / "summary.csv" for setting in ("general", "hard")}
-        return {setting: self._read(file) for setting, file in files.items() if file.is_file()}
+        files = {setting: self.path / setting / "summary.csv" for setting in ("general", "hard")}
+        return {setting: self._rows(file) for setting, file in files.items() if file.is_file()}
 
-    def _read(self, file: Path) -> Any:
-        names = dict.fromkeys(["method", "category", "known_class"], str)  # a class may be called 007
-        try:
-            table = pd.read_csv(file, keep_default_na=False, na_values={"auc_mean": ""}, dtype=names)
-            shown = table[[*names, "n_anomalies", "auc_mean", "auc_std", "ap_mean", "ap_std", "n_seeds"]]
-            return shown.dropna(subset="auc_mean").to_dict("records")
-        except (ValueError, KeyError) as error:
-            raise InputError(f"{file} is damaged ({first_line(error)}); {REBUILD_HINT}") from error
+    def _rows(self, file: Path) -> list[dict[Hashable, Any]]:
+        names = ["method", "category", "known_class", "n_anomalies", "auc_mean", "auc_std", "ap_mean", "ap_std"]
+        return select(file, [*names, "n_seeds"], REBUILD_HINT).dropna(subset="auc_mean").to_dict("records")
 
 
-class VersionsDataset(ReadOnlyDataset[dict[str, str]]):
+class VersionsDataset(PathDataset):
     """The versions of a production model, with the command that restores each."""
 
     def __init__(self, filepath: str, output_root: str, metadata: dict[str, Any] | None = None) -> None:
         super().__init__(filepath, metadata)
-        self._root = output_root
+        self.root = output_root
 
     def load(self) -> dict[str, str]:
         """Commands by the digest of the model."""
         from mpfm_kedro.inspection.versions import restore_command, versions_by_digest
 
-        dataset, versions = self._path.parents[1].name, versions_by_digest(self._path)
-        return {digest: shlex.join(restore_command(dataset, one, self._root)) for digest, one in versions.items()}
+        dataset, versions = self.path.parents[1].name, versions_by_digest(self.path)
+        return {digest: shlex.join(restore_command(dataset, one, self.root)) for digest, one in versions.items()}
 
 
-class EarlierPredictionsDataset(ReadOnlyDataset[pd.DataFrame]):
+class EarlierPredictionsDataset(PathDataset):
     """The tables of all batches that were predicted, an image once; empty where there was none."""
 
     def load(self) -> pd.DataFrame:
         """Paths and errors."""
-        tables = [pd.DataFrame(columns=["path", "error"])]
-        for file in sorted(self._path.glob("*/predictions.csv")):
-            try:
-                tables.append(pd.read_csv(file, keep_default_na=False)[["path", "error"]])
-            except (ValueError, KeyError) as error:
-                raise InputError(f"{file} is damaged ({first_line(error)}); delete it, or predict again") from error
-        return pd.concat(tables, ignore_index=True).drop_duplicates("path", keep="last")
+        files, columns = sorted(self.path.glob("*/predictions.csv")), ["path", "error"]
+        tables = [select(file, columns, "delete it, or predict again") for file in files]
+        table = pd.concat([pd.DataFrame(columns=columns), *tables], ignore_index=True)
+        return table.drop_duplicates("path", keep="last")
+
+
+def select(file: Path, columns: list[str], advice: str) -> pd.DataFrame:
+    """Some columns of a table; one without them is damaged."""
+    table = read_file(file, advice)
+    if missing := sorted({*columns} - {*table}):
+        raise InputError(f"{file} is damaged ({missing} are missing); {advice}")
+    return table[columns]

@@ -61,12 +61,11 @@ def show_histogram(table: pd.DataFrame, values: str, by: str) -> PlotlyPreview:
     """How ``values`` are distributed, one colour for each value of ``by``."""
     usual = table[values].clip(*table[values].quantile([0.005, 0.995]))
     edges = np.histogram_bin_edges(usual, bins=BINS)
+    centres = ((edges[:-1] + edges[1:]) / 2).tolist()
     traces = []
     for name, part in usual.groupby(table[by]):
-        share = np.histogram(part, edges)[0] / len(part)
-        centres = (edges[:-1] + edges[1:]) / 2
-        bars = {"type": "bar", "x": centres.tolist(), "y": share.tolist(), "opacity": 0.6}
-        traces.append(bars | {"name": f"{by} {name}"})
+        share = (np.histogram(part, edges)[0] / len(part)).tolist()
+        traces.append({"type": "bar", "x": centres, "y": share, "opacity": 0.6, "name": f"{by} {name}"})
     return _plot(traces, values, f"share of each {by}", barmode="overlay", bargap=0)
 
 
@@ -81,4 +80,4 @@ def show_curves(table: pd.DataFrame, values: str, over: str, by: str) -> PlotlyP
 
 def _plot(traces: list[dict[str, Any]], x: str, y: str, **layout: Any) -> PlotlyPreview:
     axes = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
-    return PlotlyPreview({"data": traces, "layout": {**axes, **layout}})
+    return PlotlyPreview({"data": traces, "layout": axes | layout})

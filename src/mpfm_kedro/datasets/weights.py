@@ -6,18 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from mpfm_kedro.backbones.features import BackboneWeights
-from mpfm_kedro.datasets.reading import ReadOnlyDataset
+from mpfm_kedro.datasets.files import PathDataset
 
 
-class BackboneWeightsDataset(ReadOnlyDataset[list[BackboneWeights]]):
+class BackboneWeightsDataset(PathDataset):
     """Weights of one or several backbones, obtained on the first load and cached below ``filepath``.
 
-    Args:
-        filepath: The folder of the verified copies.
-        name: A backbone, or several.
-        weights_file: The user's own state dict, which takes precedence over every other origin; of several backbones
-            it belongs to the one that it fits.
-        metadata: Free for plugins.
+    ``weights_file`` is the user's state dict, which takes precedence over every other origin; of several backbones it
+    belongs to the one that it fits.
     """
 
     def __init__(
@@ -39,15 +35,15 @@ class BackboneWeightsDataset(ReadOnlyDataset[list[BackboneWeights]]):
         owner = file_owner(self._names, self._weights_file) if self._weights_file else None
         loaded = []
         for name in self._names:
-            tensors = obtain_weights(name, self._path, self._weights_file if name == owner else None)
+            tensors = obtain_weights(name, self.path, self._weights_file if name == owner else None)
             loaded.append(BackboneWeights(name, digest(tensors), tensors))
         return loaded
 
     def _describe(self) -> dict[str, Any]:
-        return super()._describe() | {"name": self._names, "weights_file": self._weights_file}
+        return super()._describe() | {"name": self._names}
 
     def _exists(self) -> bool:
-        cached = [(self._path / f"{name}.safetensors").is_file() for name in self._names]
+        cached = [(self.path / f"{name}.safetensors").is_file() for name in self._names]
         if self._weights_file:
             return self._weights_file.is_file() and sum(cached) >= len(cached) - 1
         return all(cached)

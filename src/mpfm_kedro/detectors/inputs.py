@@ -17,13 +17,7 @@ FARTHEST = 1e4  # fits half precision
 
 
 class StandardisedInput(nn.Module):
-    """x = (stored − centre) / spread of each channel, with the channels last.
-
-    Args:
-        kind: "pooled" or "maps".
-        center: of the training normals, (d,) or (C,).
-        spread: of the same.
-    """
+    """x = (stored − centre) / spread of each channel, with the channels last; of "pooled" (d,) or "maps" (C,)."""
 
     def __init__(self, kind: str, center: Tensor, spread: Tensor) -> None:
         super().__init__()
@@ -50,19 +44,8 @@ class StandardisedInput(nn.Module):
 class TrainingInput:
     """The standardised rows of all groups, group after group, in half precision.
 
-    They are cached on the device, or read from the store and standardised whenever a batch needs them; the values are
-    the same.
-
-    Args:
-        source: what is read.
-        groups: rows of each group, n in all.
-        batch_size: B, of all batches.
-        device: where batches go.
-        cached: whether all rows are kept there.
-
-    Attributes:
-        shape: (n, …, d).
-        device: where batches go.
+    They are cached on the device where batches go, or read from the store and standardised whenever a batch needs
+    them; the values are the same. The shape is (n, …, d).
     """
 
     def __init__(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from mpfm_kedro.detectors.base import Baseline
 from mpfm_kedro.detectors.baselines.ahl import AHL
-from mpfm_kedro.detectors.baselines.devnet import DevNet
+from mpfm_kedro.detectors.baselines.classifiers import FLOS, MLEP, SAOE, DevNet
 from mpfm_kedro.detectors.baselines.dpdl import DPDL
 from mpfm_kedro.detectors.baselines.dra import DRA
-from mpfm_kedro.detectors.baselines.flos import FLOS
-from mpfm_kedro.detectors.baselines.mlep import MLEP
 from mpfm_kedro.detectors.baselines.patch_knn import PatchNeighbours
 from mpfm_kedro.detectors.baselines.references import (
     LogisticRegression,
@@ -17,7 +15,6 @@ from mpfm_kedro.detectors.baselines.references import (
     MixtureOfModes,
     NearestNormals,
 )
-from mpfm_kedro.detectors.baselines.saoe import SAOE
 from mpfm_kedro.errors import InputError
 
 

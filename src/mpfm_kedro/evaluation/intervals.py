@@ -27,18 +27,11 @@ def paired_differences(
 ) -> pd.DataFrame:
     """Mean AUC of every other method minus that of ``baseline``, with a 95 % interval, by cell.
 
-    Two sources of variance add up. Test samples: each bootstrap draw weights the items that
-    ``samples`` names (without it, every sample is its own item). An item has one weight for all its pieces, normal and
-    anomalous, and all methods, seeds and known classes see the same draw. Seeds: the standard error of the mean over
-    them, by Student's t, as a few seeds tell little of their own spread. ``verdict`` is better or worse than the
-    baseline where the interval excludes zero; one seed gives no verdict.
-
-    Args:
-        scores: one row per trial and test sample.
-        samples: the sample table, for the items.
-        baseline: the method to compare with.
-        draws: number of bootstrap draws.
-        seed: of the draws.
+    Two sources of variance add up. Test samples: each bootstrap draw weights the items that ``samples`` names (without
+    it, every sample is its own item). An item has one weight for all its pieces, normal and anomalous, and all methods,
+    seeds and known classes see the same draw. Seeds: the standard error of the mean over them, by Student's t, as a few
+    seeds tell little of their own spread. ``verdict`` is better or worse than the baseline where the interval excludes
+    zero; one seed gives no verdict.
     """
     drawn, values = _draw(scores, samples, weighted_aucs, draws, seed), list(range(draws + 1))
     rows: list[dict[Any, Any]] = []

@@ -20,19 +20,20 @@ RANKS = ["scope", "method", "kind", "mean_rank", "n_datasets", "n_methods"]
 RANKS += ["friedman", "p_value", "critical_difference", "p_to_mpfm", "excluded"]
 
 
-def rank_methods(table: pd.DataFrame) -> pd.DataFrame:
+def rank_methods(table: pd.DataFrame, measure: str = "auc_mean") -> pd.DataFrame:
     """Mean ranks (1 is best) of the measured methods over the datasets of a study, and the tests.
 
-    One scope per setting and M, and one over all of them, in which every dataset counts once: with the mean AUC of its
+    One scope per setting and M, and one over all of them, in which every dataset counts once: with the mean of its
     cells. A dataset in which not all methods of a scope were measured is excluded from it, and named.
 
     Args:
-        table: one row per dataset (``name``), setting, M and method: ``auc_mean`` and ``kind``.
+        table: one row per dataset (``name``), setting, M and method, with ``kind`` and the measure.
+        measure: the column that decides, higher is better.
     """
-    measured = table[(table["kind"] != "published") & table["auc_mean"].notna()]
+    measured = table[(table["kind"] != "published") & table[measure].notna()]
     if measured.empty:
         return pd.DataFrame(columns=RANKS)
-    cells = measured.pivot_table(index=CELL, columns="method", values="auc_mean", sort=False)
+    cells = measured.pivot_table(index=CELL, columns="method", values=measure, sort=False)
     kinds = measured.drop_duplicates("method").set_index("method")["kind"]
     scopes = {}
     for setting, number in sorted({(setting, -number) for _, setting, number in cells.index}):

@@ -38,9 +38,9 @@ def join_images(samples: pd.DataFrame, pattern: str, by_item: bool) -> pd.DataFr
     Where items matter (``by_item``) and no pattern names them, near copies are one, too, unless most images are alike:
     then the hashes only show what all parts have in common.
     """
-    near = near_copies(samples) if pattern == AUTO else samples["sample_id"]
+    near = near_copies(samples) if by_item and pattern == AUTO else samples["sample_id"]
     alike = near.value_counts().iloc[0] > MAX_SET * len(samples)
-    named = samples.assign(item=joined_items(samples, *([near] if by_item and not alike else [])))
+    named = samples.assign(item=joined_items(samples, *([] if alike else [near])))
     if by_item:
         n_items = (named["category"] + "|" + named["item"]).nunique()
         logger.info("%d items in %d images: %s", n_items, len(named), _origin(pattern, alike))

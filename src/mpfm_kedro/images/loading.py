@@ -38,7 +38,9 @@ def dhash(pixels: Pixels, crop: str = "") -> str:
     """
     if not isinstance(pixels, Image.Image):
         lowest, highest = float(pixels.min()), float(pixels.max())
-        pixels = scale(pixels, lowest, highest if highest > lowest else lowest + 1)
+        if lowest == highest:
+            return ""
+        pixels = scale(pixels, lowest, highest)
     part = cut(pixels, crop)
     grey = part if part.mode == "L" else to_rgb(part).convert("L")
     darkest, lightest = grey.getextrema()

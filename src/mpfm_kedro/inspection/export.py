@@ -97,7 +97,7 @@ class ExportedModel(nn.Module):
         found = self.detector(features)
         smooth = self.height @ (found.positions @ self.width)
         heat_map = ((smooth - self.low) / (self.high - self.low)).clamp(0, 1)
-        z = self.detector.first.closed_form.standardiser.z(features[0][0])
+        z = self.detector.first.standardiser.z(features[0][0])
         return Outputs(found.score, heat_map, found.parts, found.mode, likeness(z, self.normals, self.known))
 
 

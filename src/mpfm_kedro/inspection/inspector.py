@@ -161,7 +161,7 @@ class Inspector:
         """The predictions for images of known features and sizes (width, height)."""
         result = self._detector.inspect(rows)
         heat = scale(smooth_maps(result.positions.numpy()), self.card["heat_map"]["low"], self.card["heat_map"]["high"])
-        z = self._detector.first.closed_form.standardiser.z_of(rows).cpu()
+        z = self._detector.first.standardiser.z_of(rows).cpu()
         alike = likeness(z, *self._gallery).double().numpy()
         scores = result.score.double().numpy()
         decisions = decide(scores, threshold or self.threshold, alike)

@@ -102,8 +102,8 @@ class Model:
 
 def save_model(model: Model, folder: Path, like: Path | None = None) -> None:
     """Replace a model folder; files that are equal in the folder ``like`` share its disk blocks."""
-    from safetensors.numpy import save_file as save_arrays
-    from safetensors.torch import save_file
+    from safetensors.numpy import save as save_arrays
+    from safetensors.torch import save
 
     from mpfm_kedro.detectors.base import Artefact
 
@@ -112,9 +112,10 @@ def save_model(model: Model, folder: Path, like: Path | None = None) -> None:
         details = {name: own.details for name, own in model.detector.items()}
         write_artefact(partial / DETECTOR, Artefact(tensors, details))
         for number, weights in enumerate(model.backbones):
-            save_file({name: value.contiguous() for name, value in weights.items()}, partial / backbone_file(number))
+            tensors = {name: value.contiguous() for name, value in weights.items()}
+            (partial / backbone_file(number)).write_bytes(save(tensors))
         model.calibration.table.to_parquet(partial / CALIBRATION)
-        save_arrays({"z": model.gallery.z.astype(np.float16)}, partial / GALLERY_FEATURES)
+        (partial / GALLERY_FEATURES).write_bytes(save_arrays({"z": model.gallery.z.astype(np.float16)}))
         model.gallery.table.to_parquet(partial / GALLERY)
         files = {file.name: file_digest(file) for file in sorted(partial.iterdir())}
         if like is not None:

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.detectors.base import Artefact
-from mpfm_kedro.detectors.mpfm.detector import MPFMDetector, keep_final, load, load_fold_models
-from mpfm_kedro.detectors.mpfm.model import MPFMOutput
+from mpfm_kedro.detectors.mpfm.detector import MPFMDetector, MPFMOutput, keep_final, load, load_fold_models
 from mpfm_kedro.evaluation.columns import PART_COLUMNS
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.position_maps import smooth_maps
@@ -170,7 +169,7 @@ def add_likeness(
 def standardised(sample_ids: Sequence[str], fit: ProductionFit, detector: MPFMDetector) -> Tensor:
     """z of some samples, of the first backbone."""
     rows = select(fit.features, np.array(sample_ids), [ORIGINAL]).of_backbone(0)
-    return detector.first.closed_form.standardiser.z_of(rows).cpu()
+    return detector.first.standardiser.z_of(rows).cpu()
 
 
 def spread(values: Sequence[Value], most: int) -> list[Value]:

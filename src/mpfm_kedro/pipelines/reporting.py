@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date
+from itertools import islice
 from typing import Any
 
 import pandas as pd
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.compute import torch_device
 from mpfm_kedro.images.loading import ImageLoader
+from mpfm_kedro.images.near import near_copies
 from mpfm_kedro.parameters import ComparisonParameters, InspectionParameters, TrainingParameters
 from mpfm_kedro.protocol.description import (
     sample_features,
@@ -24,9 +26,11 @@ from mpfm_kedro.protocol.trials import Trial, Trials
 from mpfm_kedro.provenance import code_revision
 from mpfm_kedro.reports.figures import draw_side_by_side, list_panels, tabulate_curves, tabulate_roc_curves, to_strip
 from mpfm_kedro.reports.setting import write_report, write_summary
+from mpfm_kedro.sources.repeats import unreadable
 
 MOST_CELLS = 8
 TYPICAL = 6  # images of each group
+MOST_PAIRS = 12
 
 
 def describe_models(
@@ -68,7 +72,19 @@ def describe_models(
         "groups": pd.DataFrame(groups, columns=["size", "image"]),
         "mistakes": shown.assign(link=[(images.folder / path).as_uri() for path in files["path"].loc[shown["sample"]]]),
         "operating_points": pd.DataFrame(points, columns=POINTS),
+        "both_labels": show_both_labels(samples, images),
     }
+
+
+def show_both_labels(samples: pd.DataFrame, images: ImageLoader) -> pd.DataFrame:
+    """Near copies of which one is normal and one is anomalous, side by side."""
+    pairs = samples.assign(set=near_copies(samples))[~unreadable(samples)].drop_duplicates(["set", "label"])
+    rows: list[dict[str, Any]] = []
+    for _, pair in islice(pairs[pairs["set"].duplicated(keep=False)].groupby("set", sort=False), MOST_PAIRS):
+        shown = pair[["path", "crop", "content_hash", "pixel_range"]].to_numpy()
+        strip = to_strip([images.thumbnail(*values) for values in shown])
+        rows.append({"samples": " = ".join(pair["sample_id"]), "image": strip})
+    return pd.DataFrame(rows, columns=["samples", "image"])
 
 
 def draw_figures(

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -31,23 +32,14 @@ PROCESS_BYTES, POOLED_COPIES, SQUARE_COPIES = 800_000_000, 20, 3  # of a task's 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """Something that is computed once and kept.
-
-    Args:
-        entry: where it is kept.
-        run: what it learns from.
-        features: of all samples.
-        device: of the work.
-        memory: that keeps it, and has what it needs.
-        bytes: that it may use.
-    """
+    """Something that is computed once and kept."""
 
     entry: Entry
-    run: dict[str, Any]
+    run: dict[str, Any]  # what it learns from
     features: Features
     device: str
-    memory: Memory = field(default=Memory(Path()))
-    bytes: int = 0
+    memory: Memory = field(default=Memory(Path()))  # keeps it, and has what it needs
+    bytes: int = 0  # of memory, which it may use
 
     @abstractmethod
     def work(self) -> None:
@@ -80,13 +72,9 @@ class Plan:
             at_once = concurrent_tasks(self.compute, device, len(missing), need)
             share = memory_limit(self.compute) // at_once if self.compute.dask_scheduler is None else need
             tasks = [replace(task, bytes=share) for task in missing]
-            map_tasks(do, tasks, self.label, self.compute, device, len(distinct), need, Task.epochs)
+            work, epochs = methodcaller("work"), methodcaller("epochs")  # each task has its own
+            map_tasks(work, tasks, self.label, self.compute, device, len(distinct), need, epochs)
         return self.tabulate(memory)
-
-
-def do(task: Task) -> None:
-    """The work of a worker."""
-    task.work()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,14 +128,9 @@ def plan_stage(
     compute: ComputeParameters,
     parameters: Callable[[Method], dict[str, Any] | None],
 ) -> Plan:
-    """Plan one stage of MPFM for all trials; trials that share a fit have equal tasks.
+    """Plan one stage of MPFM for all trials, which have the fits of the stages before.
 
-    Args:
-        stage: prototypes and training have a fit for each backbone, calibration has one.
-        trials: with the fits of the stages before.
-        features: of all samples.
-        compute: where fits run.
-        parameters: of the stage for a method; None where the method does without the stage.
+    Trials that share a fit have equal tasks. ``parameters`` are None for a method that does without the stage.
     """
     digest = cache(partial(learned_digest, features=features))
     planned, tasks = [], []

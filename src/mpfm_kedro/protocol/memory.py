@@ -127,12 +127,12 @@ class Checkpoint:
 
 def write_artefact(file: Path, artefact: Artefact) -> None:
     """Write tensors and details in one step; equal artefacts give equal bytes."""
-    from safetensors.torch import save_file  # with torch, which is slow to import
+    from safetensors.torch import save  # with torch, which is slow to import
 
     tensors = {name: value.contiguous() for name, value in sorted(artefact.tensors.items())}
     details = json.dumps(artefact.details, sort_keys=True)  # more than one key would be written in random order
     with replacing(file, need=sum(value.nbytes for value in tensors.values())) as partial:
-        save_file(tensors, partial, metadata={"details": details})
+        partial.write_bytes(save(tensors, metadata={"details": details}))
 
 
 def read_artefact(file: Path) -> Artefact:

@@ -25,26 +25,15 @@ OneGroup = TypeVar("OneGroup", bound=Group)
 
 
 class Method(BaseModel):
-    """A method: MPFM with some parameters changed, or a baseline by its name.
-
-    Args:
-        name: of its row.
-        kind: ours, baseline or reference.
-        mpfm: whether it is a variant of MPFM.
-        trained: False: it has learned from no anomaly.
-        step_0: S_g and S_r count as they were before training.
-        prototypes: changed parameters of this group.
-        repairs: the same of this group.
-        training: the same of this group.
-    """
+    """A method: MPFM with changed parameters of some groups, or a baseline by its name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    kind: str = OURS
+    kind: str = OURS  # or baseline, reference
     mpfm: bool = True
-    trained: bool = True
-    step_0: bool = False
+    trained: bool = True  # False: it has learned from no anomaly
+    step_0: bool = False  # S_g and S_r count as they were before training
     prototypes: dict[str, Any] = {}
     repairs: dict[str, Any] = {}
     training: dict[str, Any] = {}
@@ -161,9 +150,9 @@ def describe_methods(methods: Iterable[Method], training: TrainingParameters, st
             detector = baseline(method.name)
             row |= {"budget": detector.budget.format(steps=f"{steps:,}"), "note": detector.differs}
         elif method.trained:
-            own = method.changed("training", training)
-            batch = own.normals_per_batch + own.anomalies_per_batch
-            row["budget"] = f"{own.epochs * own.iterations_per_epoch:,} steps of {batch}"
+            changed = method.changed("training", training)
+            batch = changed.normals_per_batch + changed.anomalies_per_batch
+            row["budget"] = f"{changed.epochs * changed.iterations_per_epoch:,} steps of {batch}"
         described.append(row)
     return described
 

@@ -46,19 +46,12 @@ Groups = list[tuple[list[Trial], "ScoreTask"]]  # trials that share a detector, 
 
 @dataclass(frozen=True)
 class TestSet:
-    """Samples that one detector scores, and where they are defective.
+    """Samples that one detector scores, and where they are defective."""
 
-    Args:
-        samples: of all trials that share the detector.
-        marked: where each is defective, None where it is not known; empty where no sample has a mask.
-        folder: of the masks.
-        subsets: positions of the test samples of each of these trials.
-    """
-
-    samples: list[str]
-    marked: list[Marked | None]
-    folder: Path
-    subsets: list[list[int]]
+    samples: list[str]  # of all trials that share the detector
+    marked: list[Marked | None]  # None: it is not known where; empty where no sample has a mask
+    folder: Path  # of the masks
+    subsets: list[list[int]]  # positions of the test samples of each of these trials
 
     @classmethod
     def of(cls, trials: Sequence[Trial], marked: dict[str, Marked | None], folder: Path) -> TestSet:
@@ -105,7 +98,7 @@ class ScoreTask(Task):
         from mpfm_kedro.detectors.base import Artefact
 
         began = time.monotonic()
-        detector = self._fitted_baseline() if self.baseline else self._loaded_mpfm()
+        detector = self._detector()
         rows = select(self.features, np.array(self.tests.samples), [ORIGINAL])
         values = {name: value for name, value in vars(detector.score_samples(rows)).items() if value is not None}
         tensors = {name: torch.from_numpy(np.asarray(value)) for name, value in values.items()}
@@ -116,20 +109,19 @@ class ScoreTask(Task):
             tensors["pixels"] = torch.from_numpy(pixels)
         self.memory.save(self.entry, Artefact(tensors), time.monotonic() - began)
 
-    def _loaded_mpfm(self) -> MPFMDetector:
-        from mpfm_kedro.detectors.mpfm.detector import load
-
-        return load({name: self.memory.load(entry) for name, entry in self.fits.items()}, torch_device(self.device))
-
-    def _fitted_baseline(self) -> Detector:
+    def _detector(self) -> Detector | MPFMDetector:
         import torch
 
         from mpfm_kedro.detectors.base import Context
+        from mpfm_kedro.detectors.mpfm.detector import load
         from mpfm_kedro.detectors.registry import baseline
 
-        learned, context = training_data(self.run, self.features), Context(torch_device(self.device))
+        device = torch_device(self.device)
+        if not self.baseline:
+            return load({name: self.memory.load(entry) for name, entry in self.fits.items()}, device)
+        learned = training_data(self.run, self.features)
         with torch.random.fork_rng(devices=[]):
-            return baseline(self.baseline)(self.steps).fit(learned, self.run["seed"], context)
+            return baseline(self.baseline)(self.steps).fit(learned, self.run["seed"], Context(device))
 
     def need(self) -> int:
         """The process, pooled statistics, position maps, histograms of pixels."""
@@ -150,13 +142,7 @@ def plan_scores(
 ) -> tuple[Plan, Plan, Plan]:
     """Plan scores, pixel measures and costs; trials that share a detector are scored together.
 
-    Args:
-        trials: of MPFM with all fits, and of baselines; a baseline that needs known anomalies has none without them.
-        features: of all samples.
-        samples: with their masks.
-        images: with the folder of the masks.
-        compute: where tasks run.
-        steps: of baselines that are trained step by step.
+    Trials of MPFM have all fits. Those of a baseline that needs known anomalies are skipped where there are none.
     """
     from mpfm_kedro.detectors.registry import baseline  # with torch, which is slow to import
 

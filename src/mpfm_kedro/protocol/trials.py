@@ -23,19 +23,12 @@ SEPARATOR = " + "  # between the keys of several backbones
 
 @dataclass(frozen=True)
 class Trial:
-    """One method on one run.
+    """One method on one run."""
 
-    Args:
-        run: its row of the run table.
-        method: MPFM, a variant of it, or a baseline.
-        fits: where its fits are, by name.
-        order: number of the run and of the method in it.
-    """
-
-    run: dict[str, Any]
+    run: dict[str, Any]  # its row of the run table
     method: Method
-    fits: dict[str, Entry]
-    order: tuple[int, int] = (0, 0)
+    fits: dict[str, Entry]  # where its fits are, by name
+    order: tuple[int, int] = (0, 0)  # number of the run and of the method in it
 
     @property
     def name(self) -> dict[str, str]:
@@ -78,9 +71,9 @@ class Trials:
 def list_trials(runs: pd.DataFrame) -> list[Trial]:
     """Every run with every method."""
     return [
-        Trial({name: value for name, value in run.items() if name != "methods"}, method, {}, (number, place))
+        Trial({name: value for name, value in run.items() if name != "methods"}, method, {}, (number, rank))
         for number, run in enumerate(records(runs))
-        for place, method in enumerate(from_json(run["methods"]))
+        for rank, method in enumerate(from_json(run["methods"]))
     ]
 
 

@@ -7,21 +7,9 @@ from typing import Any
 import pandas as pd
 
 from mpfm_kedro.evaluation.columns import CELL, CELL_METHOD
+from mpfm_kedro.reports import tables
 from mpfm_kedro.reports.pages import write_mean
 from mpfm_kedro.reports.study_figures import draw_comparison
-from mpfm_kedro.reports.tables import (
-    MARKS,
-    MEASURE_TITLES,
-    Columns,
-    Table,
-    arrange,
-    difference_table,
-    emphasise,
-    rows_of,
-    spread,
-    value_tables,
-    write_tables,
-)
 
 HEADINGS = {
     "ours": "ours",
@@ -55,44 +43,41 @@ def comparison_table(
 
 def write_comparison(table: pd.DataFrame, origin: str, first_seed: int) -> tuple[str, str]:
     """The comparison as Markdown and as a page; ``origin`` says how it was made."""
-    figures = {
-        f"AUC on {title} (hollow: published)": draw_comparison(rows_of(columns))
-        for title, columns in arrange(table).items()
-    }
+    figures = tables.draw_tables("AUC on {} (hollow: published)", table, draw_comparison)
     seeds = {"first_seed": first_seed, "last_seed": first_seed + int(table["n_seeds"].max()) - 1}
-    return write_tables("Comparison", comparison_tables(table), figures, origin=origin, **seeds)
+    return tables.write_tables("Comparison", comparison_tables(table), figures, origin=origin, **seeds)
 
 
-def comparison_tables(table: pd.DataFrame) -> list[Table]:
+def comparison_tables(table: pd.DataFrame) -> list[tables.Table]:
     """AUC and differences of every dataset or category, the mean over categories first; then recall and pixel measures.
 
     The latter are of methods that have heat maps, where there are masks.
     """
-    tables = []
-    for title, columns in arrange(table).items():
-        costs = rows_of(columns).groupby("method").agg({"seconds": "mean", "budget": "first"})
+    printed = []
+    for title, columns in tables.arrange(table).items():
+        costs = tables.rows_of(columns).groupby("method").agg({"seconds": "mean", "budget": "first"})
         costs["seconds"] = costs["seconds"].map("{:.3g}".format).replace("nan", "")
         costs = costs.rename(columns={"seconds": "seconds per run"})
-        tables += [auc_table(title, columns, costs), *difference_table(title, columns)]
-    for title, columns in arrange(table).items():
-        tables += value_tables(title, columns, MEASURE_TITLES)
-    return tables
+        printed += [auc_table(title, columns, costs), *tables.difference_table(title, columns)]
+    for title, columns in tables.arrange(table).items():
+        printed += tables.value_tables(title, columns, tables.MEASURE_TITLES)
+    return printed
 
 
-def auc_table(title: str, columns: Columns, more: pd.DataFrame) -> Table:
+def auc_table(title: str, columns: tables.Columns, more: pd.DataFrame) -> tables.Table:
     """AUC of the methods of each kind under its heading, and ``more`` of each method, with footnotes."""
     sections = {}
     for kind, heading in HEADINGS.items():
-        rows = spread({name: part[part["kind"] == kind] for name, part in columns.items()}, write_auc)
+        rows = tables.spread({name: part[part["kind"] == kind] for name, part in columns.items()}, write_auc)
         if len(rows):
             sections[heading] = rows.join(more).fillna("")
-    return Table(title, sections, footnotes(rows_of(columns)))
+    return tables.Table(title, sections, footnotes(tables.rows_of(columns)))
 
 
 def write_auc(row: dict[Any, Any]) -> str:
     """AUC ± standard deviation with its marks."""
-    marks = MARKS.get(row["verdict"], "") + (NOTED if row["note"] else "")
-    return emphasise(write_mean(row, "auc") + marks, row["place"])
+    marks = tables.MARKS.get(row["verdict"], "") + (NOTED if row["note"] else "")
+    return tables.emphasise(write_mean(row, "auc") + marks, row["place"])
 
 
 def footnotes(table: pd.DataFrame) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -54,10 +54,11 @@ def tabulate_roc_curves(scores: pd.DataFrame, run_metrics: pd.DataFrame) -> pd.D
     One row per cell, method and share of ``false_alarms``: ``recall``, ``recall_low``, ``recall_high``, and the mean
     ``auc`` of the curve.
     """
-    by_trial = dict(tuple(scores.groupby(["run", "method"])))
+    by_trial = dict(tuple(scores.groupby(["run", "method"])[["label", "score"]]))
     tables = [pd.DataFrame(columns=[*PANEL, "method", "false_alarms", "recall"])]
     for key, own in run_metrics[run_metrics["auc"].notna()].groupby([*PANEL, "method"], sort=False):
-        rates = np.stack([_true_positives(by_trial[run, method]) for run, method in own[["run", "method"]].to_numpy()])
+        curves = [roc_curve(*by_trial[tuple(trial)].to_numpy().T) for trial in own[["run", "method"]].to_numpy()]
+        rates = np.stack([np.interp(FALSE_POSITIVES, false, true) for false, true, _ in curves])
         cell = pd.DataFrame(dict(zip([*PANEL, "method"], key, strict=True)), index=range(len(FALSE_POSITIVES)))
         curve = {"recall": rates.mean(0), "recall_low": rates.min(0), "recall_high": rates.max(0)}
         tables.append(cell.assign(false_alarms=FALSE_POSITIVES, **curve, auc=own["auc"].mean()))
@@ -77,59 +78,50 @@ def list_panels(
     scores: pd.DataFrame, roc: pd.DataFrame, history: pd.DataFrame, sampled_features: pd.DataFrame
 ) -> dict[str, list[Panel]]:
     """The panels of a setting by the name of their figure."""
+    own = scores[scores["method"] == ours(scores["method"])]
+    used = [column for column in PART_COLUMNS if own[column].nunique() > 1]  # without known anomalies two are not
+    cells, losses, usage = roc.groupby(PANEL, sort=False), history.groupby("epoch"), history.groupby("run")
     return {
-        "roc_curves": roc_panels(roc),
-        "score_histograms": score_panels(scores),
-        "loss_curves": loss_panels(history),
-        "prototype_usage": usage_panels(history),
-        "sampled_features": sampled_panels(sampled_features),
+        "roc_curves": [Panel(_name(cell), partial(_draw_roc_curves, part)) for cell, part in cells],
+        "score_histograms": [
+            Panel(column, partial(_draw_scores, own[column], own["label"])) for column in ["score", *used]
+        ],
+        "loss_curves": [
+            Panel(f"loss of {term}", partial(_draw_loss, losses[term])) for term in LOSSES if term in history
+        ],
+        "prototype_usage": [
+            Panel(name.replace("_", " "), partial(_draw_usage, usage, name)) for name in USAGE if name in history
+        ],
+        "sampled_features": [Panel("features of normals", partial(_draw_features, sampled_features))],
     }
 
 
-def roc_panels(roc: pd.DataFrame) -> list[Panel]:
-    """ROC curves, one panel per cell with tested anomalies: mean over seeds of each method, their range as a band."""
-
-    def draw(axis: Axes, part: pd.DataFrame) -> None:
-        axis.plot([0, 1], [0, 1], color="0.8", lw=0.8)
-        curves = dict(tuple(part.groupby("method")))
-        for method in [name for name in METHODS if name in curves]:
-            (colour, line), curve = METHODS[method], curves[method]
-            rate, label = curve["false_alarms"], f"{method}: AUC {curve['auc'].iloc[0]:.3f}"
-            axis.fill_between(rate, curve["recall_low"], curve["recall_high"], color=colour, alpha=0.2, lw=0)
-            axis.plot(rate, curve["recall"], color=colour, ls=line, lw=1.6, label=label)
-        axis.set(xlabel="false alarms among normals", ylabel="anomalies found", xlim=(0, 1), ylim=(0, 1.02))
-        axis.legend(loc="lower right", fontsize="small")
-
-    return [Panel(_name(cell), partial(draw, part=part)) for cell, part in roc.groupby(PANEL, sort=False)]
+def _draw_roc_curves(part: pd.DataFrame, axis: Axes) -> None:
+    """Mean over seeds of each method, their range as a band."""
+    curves = dict(tuple(part.groupby("method")))
+    axis.plot([0, 1], [0, 1], color="0.8", lw=0.8)
+    for method in [name for name in METHODS if name in curves]:
+        (colour, line), curve = METHODS[method], curves[method]
+        rate, label = curve["false_alarms"], f"{method}: AUC {curve['auc'].iloc[0]:.3f}"
+        axis.fill_between(rate, curve["recall_low"], curve["recall_high"], color=colour, alpha=0.2, lw=0)
+        axis.plot(rate, curve["recall"], color=colour, ls=line, lw=1.6, label=label)
+    axis.set(xlabel="false alarms among normals", ylabel="anomalies found", xlim=(0, 1), ylim=(0, 1.02))
+    axis.legend(loc="lower right", fontsize="small")
 
 
-def _true_positives(own: pd.DataFrame) -> np.ndarray:
-    """The share of anomalies found at each share of false alarms."""
-    false, true, _ = roc_curve(own["label"], own["score"])
-    return np.interp(FALSE_POSITIVES, false, true)
-
-
-def score_panels(scores: pd.DataFrame) -> list[Panel]:
-    """Fused score and its four parts, normals against anomalies, over all runs of the trained model."""
-    own = scores[scores["method"] == ours(scores["method"])]
-
-    def draw(axis: Axes, column: str) -> None:
-        values = within_fences(own[column], own["label"] == 0)
-        bins = np.histogram_bin_edges(values, bins=50)
-        first, last = int((own[column] < values).any()), int((own[column] > values).any())  # bars of outliers
-        heights = []
-        for label, name, colour in ((0, "normal", NORMAL), (1, "anomaly", ANOMALY)):
-            part = values[own["label"] == label]
-            if part.empty:
-                continue
-            height = np.histogram(part, bins, density=True)[0]
+def _draw_scores(score: pd.Series, label: pd.Series, axis: Axes) -> None:
+    """Normals against anomalies, over all runs."""
+    values = within_fences(score, label == 0)
+    bins = np.histogram_bin_edges(values, bins=50)
+    first, last = int((score < values).any()), int((score > values).any())  # bars of outliers
+    heights = []
+    for kind, name, colour in ((0, "normal", NORMAL), (1, "anomaly", ANOMALY)):
+        if (label == kind).any():
+            height = np.histogram(values[label == kind], bins, density=True)[0]
             axis.stairs(height, bins, fill=True, color=colour, alpha=0.6, label=name)
             heights.append(height[first : len(height) - last].max())
-        axis.set(yticks=[], ylabel="share of images", ylim=(0, 1.1 * max(heights) or None))
-        axis.legend(fontsize="small")
-
-    used = [column for column in PART_COLUMNS if own[column].nunique() > 1]  # without known anomalies two are not
-    return [Panel(column, partial(draw, column=column)) for column in ["score", *used]]
+    axis.set(yticks=[], ylabel="share of images", ylim=(0, 1.1 * max(heights) or None))
+    axis.legend(fontsize="small")
 
 
 def within_fences(values: pd.Series, normal: pd.Series) -> pd.Series:
@@ -139,40 +131,28 @@ def within_fences(values: pd.Series, normal: pd.Series) -> pd.Series:
     return values.clip(low - reach, high + reach) if reach else values
 
 
-def loss_panels(history: pd.DataFrame) -> list[Panel]:
-    """The seven terms of the objective and their sum over the epochs; mean and range over runs."""
-
-    def draw(axis: Axes, term: str) -> None:
-        over_runs = history.groupby("epoch")[term]
-        axis.fill_between(over_runs.min().index, over_runs.min(), over_runs.max(), color=NORMAL, alpha=0.25, lw=0)
-        axis.plot(over_runs.mean(), color=NORMAL)
-        axis.set(xlabel="epoch", ylabel="loss")
-
-    return [Panel(f"loss of {term}", partial(draw, term=term)) for term in LOSSES if term in history]
+def _draw_loss(over_runs: Any, axis: Axes) -> None:
+    """One of the seven terms of the objective, or their sum: mean and range over runs."""
+    mean = over_runs.mean()
+    axis.fill_between(mean.index, over_runs.min(), over_runs.max(), color=NORMAL, alpha=0.25, lw=0)
+    axis.plot(mean, color=NORMAL)
+    axis.set(xlabel="epoch", ylabel="loss")
 
 
-def usage_panels(history: pd.DataFrame) -> list[Panel]:
-    """Used prototypes and the share of the mutual information over the epochs."""
-
-    def draw(axis: Axes, column: str) -> None:
-        for _, part in history.groupby("run"):
-            axis.plot(part["epoch"], part[column], color=NORMAL, alpha=0.5, lw=0.8)
-        axis.set(xlabel="epoch")
-
-    return [Panel(column.replace("_", " "), partial(draw, column=column)) for column in USAGE if column in history]
+def _draw_usage(runs: Any, column: str, axis: Axes) -> None:
+    """How many prototypes are used, or the share of the mutual information."""
+    for _, part in runs:
+        axis.plot(part["epoch"], part[column], color=NORMAL, alpha=0.5, lw=0.8)
+    axis.set(xlabel="epoch")
 
 
-def sampled_panels(sampled_features: pd.DataFrame) -> list[Panel]:
+def _draw_features(sampled_features: pd.DataFrame, axis: Axes) -> None:
     """Features of normals that the model samples, over real ones, along two directions."""
-
-    def draw(axis: Axes) -> None:
-        for kind, colour in (("real", "0.6"), ("sampled", NORMAL)):
-            part = sampled_features[sampled_features["kind"] == kind]
-            axis.scatter(part["first"], part["second"], s=5, color=colour, alpha=0.6, label=kind)
-        axis.legend(fontsize="small")
-        axis.set(xlabel="first direction", ylabel="second direction")
-
-    return [Panel("features of normals", draw)]
+    for kind, colour in (("real", "0.6"), ("sampled", NORMAL)):
+        part = sampled_features[sampled_features["kind"] == kind]
+        axis.scatter(part["first"], part["second"], s=5, color=colour, alpha=0.6, label=kind)
+    axis.legend(fontsize="small")
+    axis.set(xlabel="first direction", ylabel="second direction")
 
 
 def draw_side_by_side(panels: list[Panel]) -> Figure:

@@ -46,6 +46,7 @@ def write_report(
         operating_points=description["operating_points"].to_dict("records"),
         panels=list_panels(scores, roc, description["history"], description["sampled_features"]),
         groups=description["groups"].to_dict("records"),
+        both_labels=description["both_labels"].to_dict("records"),
         runs=run_metrics.drop(columns=["dataset", "setting"]).round(4),
     )
 

@@ -9,23 +9,12 @@ from pathlib import Path
 import pandas as pd
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.evaluation.ranks import EVERYTHING, scope_name
+from mpfm_kedro.evaluation.ranks import EVERYTHING, rank_methods, scope_name
 from mpfm_kedro.provenance import code_revision
+from mpfm_kedro.reports import tables
 from mpfm_kedro.reports.comparison import auc_table
 from mpfm_kedro.reports.pages import render
 from mpfm_kedro.reports.study_figures import draw_ranks
-from mpfm_kedro.reports.tables import (
-    RECALL_TITLES,
-    Columns,
-    Table,
-    difference_table,
-    emphasise,
-    measured,
-    rows_of,
-    spread,
-    value_tables,
-    write_tables,
-)
 
 DONE = "done"
 TITLES = {"general": "General setting", "hard": "Hard setting"}
@@ -40,8 +29,7 @@ def gather_cells(plan: pd.DataFrame, compared: Mapping[str, Callable[[], pd.Data
         raise InputError(f"There is no comparison of {', '.join(missing)}; start the study again")
     if not names:
         raise InputError("No dataset of the study has been compared: there is nothing to report")
-    tables = [load[name]().assign(name=name) for name in names]
-    table = pd.concat(tables, ignore_index=True)
+    table = pd.concat([load[name]().assign(name=name) for name in names], ignore_index=True)
     return table[["name", *(column for column in table if column != "name")]]
 
 
@@ -51,7 +39,7 @@ def printed_cells(cells: pd.DataFrame) -> pd.DataFrame:
     for _, own in cells.groupby("name", sort=False):
         for _, part in own.groupby("setting", sort=False):
             for name in ("category", "known_class"):
-                values = measured(part)[name].unique()
+                values = tables.measured(part)[name].unique()
                 part = part[part[name] == ("mean" if "mean" in values else values[0] if len(values) else "")]
             kept.append(part)
     return pd.concat(kept).sort_index()
@@ -68,25 +56,28 @@ def describe_study(plan: pd.DataFrame, study: str) -> str:
 
 def write_study(table: pd.DataFrame, ranks: pd.DataFrame, plan: pd.DataFrame, origin: str) -> tuple[str, str]:
     """The study as Markdown, and as a page with the plot of the ranks."""
-    tables = []
+    printed = []
     for setting, title in TITLES.items():
         if columns := _columns(table[table["setting"] == setting]):
-            scopes = {
-                f"mean rank, M={number}": scope_name(setting, number) for number in rows_of(columns)["n_anomalies"]
-            }
+            numbers = tables.rows_of(columns)["n_anomalies"].unique()
+            scopes = {f"mean rank, M={number}": scope_name(setting, number) for number in numbers}
             ranked = _write_ranks({name: ranks[ranks["scope"] == scope] for name, scope in scopes.items()})
             aucs = auc_table(title, columns, ranked)
-            tables += [aucs._replace(notes=[*aucs.notes, *_seeds(columns)]), *difference_table(title, columns)]
-            tables += value_tables(title, columns, RECALL_TITLES)
+            printed += [aucs._replace(notes=[*aucs.notes, *_seeds(columns)]), *tables.difference_table(title, columns)]
+            printed += tables.value_tables(title, columns, tables.RECALL_TITLES)
     planned = plan[["name", "dataset", "category", "status", "images", "problem"]].fillna("").astype(str)
-    tables += [_rank_table(ranks), Table("Datasets of the study", {"": planned.set_index("name")}, [])]
+    printed.append(_rank_table("Mean ranks", ranks))
+    for title, name in tables.RECALL_TITLES.items():
+        by_recall = rank_methods(table, f"{name}_mean")
+        printed += [_rank_table(f"Mean ranks by {title}", by_recall)] if len(by_recall) else []
+    printed += [tables.Table("Datasets of the study", {"": planned.set_index("name")}, [])]
     figures = {"Mean ranks and critical differences": draw_ranks(ranks)}
-    return write_tables("Study", tables, figures, origin=origin)
+    return tables.write_tables("Study", printed, figures, origin=origin)
 
 
-def _columns(table: pd.DataFrame) -> Columns:
+def _columns(table: pd.DataFrame) -> tables.Columns:
     """The rows of each column with measured figures: large M first, datasets in the order of the study."""
-    pairs = measured(table)[["name", "n_anomalies"]].drop_duplicates()
+    pairs = tables.measured(table)[["name", "n_anomalies"]].drop_duplicates()
     pairs = pairs.sort_values("n_anomalies", ascending=False, kind="stable")
     return {
         f"{name}, M={number}": table[(table["name"] == name) & (table["n_anomalies"] == number)]
@@ -94,26 +85,26 @@ def _columns(table: pd.DataFrame) -> Columns:
     }
 
 
-def _seeds(columns: Columns) -> list[str]:
+def _seeds(columns: tables.Columns) -> list[str]:
     """How many seeds the columns have, if not all have as many."""
-    numbers = {name: int(measured(part)["n_seeds"].max()) for name, part in columns.items()}
+    numbers = {name: int(tables.measured(part)["n_seeds"].max()) for name, part in columns.items()}
     if len(set(numbers.values())) < 2:
         return []
     return ["Seeds: " + "; ".join(f"{name}: {number}" for name, number in numbers.items()) + "."]
 
 
-def _rank_table(ranks: pd.DataFrame) -> Table:
+def _rank_table(title: str, ranks: pd.DataFrame) -> tables.Table:
     """Mean ranks of every scope, the best over all cells first; and what the tests say."""
     best_first = ranks.sort_values("scope", key=lambda scope: scope != EVERYTHING, kind="stable", ignore_index=True)
     scopes = {scope: best_first[best_first["scope"] == scope] for scope in ranks["scope"].unique()}
     columns = {EVERY if scope == EVERYTHING else scope: part for scope, part in scopes.items()}
-    return Table("Mean ranks", {"": _write_ranks(columns)}, [_describe_test(*column) for column in columns.items()])
+    return tables.Table(title, {"": _write_ranks(columns)}, [_describe_test(*column) for column in columns.items()])
 
 
-def _write_ranks(columns: Columns) -> pd.DataFrame:
+def _write_ranks(columns: tables.Columns) -> pd.DataFrame:
     """Mean ranks of methods, the best of each column in bold."""
     marked = {name: part.assign(best=part["mean_rank"] == part["mean_rank"].min()) for name, part in columns.items()}
-    return spread(marked, lambda row: emphasise(f"{row['mean_rank']:.2f}", "best" if row["best"] else ""))
+    return tables.spread(marked, lambda row: tables.emphasise(f"{row['mean_rank']:.2f}", "best" if row["best"] else ""))
 
 
 def _describe_test(name: str, ranks: pd.DataFrame) -> str:

@@ -117,6 +117,11 @@ def with_interval(row: Mapping[Any, Any]) -> str:
     return f"{row['difference']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]{MARKS.get(row['verdict'], '')}"
 
 
+def draw_tables(heading: str, table: pd.DataFrame, draw: Callable[[pd.DataFrame], Figure]) -> dict[str, Figure]:
+    """A figure of each printed table, under ``heading`` with its title."""
+    return {heading.format(title): draw(rows_of(columns)) for title, columns in arrange(table).items()}
+
+
 def difference_table(title: str, columns: Columns) -> list[Table]:
     """AUC minus that of MPFM, with its interval; nothing where there are no differences."""
     rows = spread({name: part[part["difference"].notna()] for name, part in columns.items()}, with_interval)

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pandas as pd
 
 from mpfm_kedro.evaluation.columns import CELL, CELL_METHOD
 from mpfm_kedro.evaluation.false_alarms import uneven_false_alarms
 from mpfm_kedro.evaluation.published import as_columns
+from mpfm_kedro.reports import tables
 from mpfm_kedro.reports.pages import write_mean
 from mpfm_kedro.reports.study_figures import draw_ablation, draw_false_alarms, draw_sensitivity
-from mpfm_kedro.reports.tables import (
-    RECALL_TITLES,
-    Table,
-    arrange,
-    rows_of,
-    spread,
-    value_tables,
-    with_interval,
-    write_tables,
-)
 
 NAME = r"(?P<parameter>K|λ)=(?P<value>[\d.e-]+)"  # of a variant of the sensitivity study
 
@@ -49,38 +42,35 @@ def write_ablation(
     table: pd.DataFrame, separation: pd.DataFrame, false_alarms: pd.DataFrame, origin: str = "", rate: float = 0.05
 ) -> tuple[str, str]:
     """The ablation, the separation of the scores and the false alarms by mode, as Markdown and as a page."""
-    tables = variant_tables(table)
-    for title, columns in arrange(separation).items():
-        tables += value_tables(title, columns, {"Separation": "margin"})
-    for title, columns in arrange(uneven_false_alarms(false_alarms)).items():
-        tables += value_tables(title, columns, {"Unevenness of false alarms over modes": "excess"})
-    figures = {f"Differences on {title}": draw_ablation(rows_of(columns)) for title, columns in arrange(table).items()}
-    for title, columns in arrange(false_alarms).items():
-        figures[f"False alarms by mode, {title}"] = draw_false_alarms(rows_of(columns), rate)
-    return write_tables("Ablation", tables, figures, origin=origin, rate=rate)
+    printed = variant_tables(table)
+    for title, columns in tables.arrange(separation).items():
+        printed += tables.value_tables(title, columns, {"Separation": "margin"})
+    for title, columns in tables.arrange(uneven_false_alarms(false_alarms)).items():
+        printed += tables.value_tables(title, columns, {"Unevenness of false alarms over modes": "excess"})
+    figures = tables.draw_tables("Differences on {}", table, draw_ablation)
+    figures |= tables.draw_tables("False alarms by mode, {}", false_alarms, partial(draw_false_alarms, rate=rate))
+    return tables.write_tables("Ablation", printed, figures, origin=origin, rate=rate)
 
 
 def write_sensitivity(table: pd.DataFrame, origin: str = "") -> tuple[str, str]:
     """The sensitivity as Markdown and as a page; ``origin`` says how it was made."""
-    figures = {
-        f"AUC on {title} (hollow: published)": draw_sensitivity(rows_of(columns))
-        for title, columns in arrange(table).items()
-    }
-    return write_tables("Sensitivity", variant_tables(table), figures, origin=origin)
+    figures = tables.draw_tables("AUC on {} (hollow: published)", table, draw_sensitivity)
+    return tables.write_tables("Sensitivity", variant_tables(table), figures, origin=origin)
 
 
-def variant_tables(table: pd.DataFrame) -> list[Table]:
+def variant_tables(table: pd.DataFrame) -> list[tables.Table]:
     """AUC of the variants in every column, with difference and published AUC if there are any; then their recall."""
-    tables, recalls = [], []
-    for title, columns in arrange(table).items():
+    printed, recalls = [], []
+    for title, columns in tables.arrange(table).items():
         shown = []
         for name, part in columns.items():
-            shown.append(spread({name: part}, lambda row: write_mean(row, "auc"), "variant"))
+            shown.append(tables.spread({name: part}, lambda row: write_mean(row, "auc"), "variant"))
             if "difference" in part and part["difference"].notna().any():
-                shown.append(spread({"difference": part}, with_interval))
+                shown.append(tables.spread({"difference": part}, tables.with_interval))
             if part["published_mean"].notna().any():
-                shown.append(spread({"published": part}, lambda row: write_mean(row, "published")))
-        methods = pd.Index(rows_of(columns)["method"].unique(), name="variant")
-        tables.append(Table(title, {"": pd.concat([rows.reindex(methods) for rows in shown], axis=1).fillna("")}, []))
-        recalls += value_tables(title, columns, RECALL_TITLES)
-    return [*tables, *recalls]
+                shown.append(tables.spread({"published": part}, lambda row: write_mean(row, "published")))
+        methods = pd.Index(tables.rows_of(columns)["method"].unique(), name="variant")
+        rows = pd.concat([part.reindex(methods) for part in shown], axis=1).fillna("")
+        printed.append(tables.Table(title, {"": rows}, []))
+        recalls += tables.value_tables(title, columns, tables.RECALL_TITLES)
+    return [*printed, *recalls]

@@ -31,16 +31,14 @@ class Counts:
     def compare(self, samples: pd.DataFrame) -> list[str]:
         """What differs between the listed samples of one category and these numbers."""
         classes = samples["defect_class"][samples["label"] == 1].value_counts()
-        normals, anomalies = len(samples) - int(classes.sum()), int(classes.sum())
-        compared = [("normal images", normals, self.train + self.test)]
+        compared = {"normal images": (len(samples) - classes.sum(), self.train + self.test)}
         if isinstance(self.anomalies, int):
-            compared.append(("anomalies", anomalies, self.anomalies))
+            compared["anomalies"] = classes.sum(), self.anomalies
         else:
             for name in sorted({*classes.index, *self.anomalies}):
-                compared.append((f"anomalies of class '{name}'", classes.get(name, 0), self.anomalies.get(name, 0)))
-        return [
-            f"{found} {what}, published are {published}" for what, found, published in compared if found != published
-        ]
+                compared[f"anomalies of class '{name}'"] = classes.get(name, 0), self.anomalies.get(name, 0)
+        differ = [(what, *numbers) for what, numbers in compared.items() if numbers[0] != numbers[1]]
+        return [f"{listed} {what}, published are {published}" for what, listed, published in differ]
 
 
 @dataclass(frozen=True)

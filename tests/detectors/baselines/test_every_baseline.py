@@ -8,11 +8,10 @@ import torch
 
 from mpfm_kedro.detectors.base import Context
 from mpfm_kedro.detectors.baselines.ahl import AHL
-from mpfm_kedro.detectors.baselines.devnet import DevNet
+from mpfm_kedro.detectors.baselines.classifiers import SAOE, DevNet
 from mpfm_kedro.detectors.baselines.dpdl import DPDL
 from mpfm_kedro.detectors.baselines.dra import DRA
 from mpfm_kedro.detectors.baselines.gradient_training import GradientDetector
-from mpfm_kedro.detectors.baselines.saoe import SAOE
 from mpfm_kedro.detectors.registry import baseline, baselines
 from mpfm_kedro.errors import InputError
 

@@ -5,12 +5,9 @@ import math
 import pytest
 import torch
 
-from mpfm_kedro.detectors.baselines.devnet import deviation_loss
+from mpfm_kedro.detectors.baselines.classifiers import FLOS, SAOE, deviation_loss, focal_loss, margin_loss
 from mpfm_kedro.detectors.baselines.dra import DRA
-from mpfm_kedro.detectors.baselines.flos import FLOS, focal_loss
 from mpfm_kedro.detectors.baselines.gradient_training import NORMAL, PSEUDO, SEEN
-from mpfm_kedro.detectors.baselines.mlep import margin_loss
-from mpfm_kedro.detectors.baselines.saoe import SAOE
 
 
 def test_deviation_loss():

@@ -51,13 +51,13 @@ def test_a_point_of_the_path_lies_between_its_ends_at_one_time_in_all_rounds():
 
 def test_where_all_gains_are_one_the_score_at_step_0_is_the_likelihood_of_a_gaussian_mixture(make_problem):
     problem = make_problem()
-    closed_form = problem.closed_forms[-1]
-    closed_form.flow.velocity.gain.fill_(1)
-    entered = closed_form.enter(problem.z)
-    found = closed_form.score_of(entered.x, entered.p).double().numpy()
-    root = closed_form.whitening.inverse(torch.eye(6)).double().numpy()  # A^{-1}, symmetric
-    means = closed_form.whitening.inverse(closed_form.flow.velocity.center[0]).double().numpy()
-    share, z = closed_form.groups.share.double().numpy(), problem.z.double().numpy()
+    model = problem.models[-1]
+    model.flow.velocity.gain.fill_(1)
+    x, p, _ = model.enter(problem.z)
+    found = model.step_0(x, p).double().numpy()
+    root = model.whitening.inverse(torch.eye(6)).double().numpy()  # A^{-1}, symmetric
+    means = model.whitening.inverse(model.flow.velocity.center[0]).double().numpy()
+    share, z = model.groups.share.double().numpy(), problem.z.double().numpy()
     by_group = np.stack([multivariate_normal(mean, root @ root).logpdf(z) for mean in means], 1)
     expected = -logsumexp(by_group + np.log(share), axis=1)
     np.testing.assert_array_equal(found.argsort(), expected.argsort())

@@ -5,7 +5,7 @@ import torch
 from mpfm_kedro.detectors.mpfm.flow import Flow
 from mpfm_kedro.detectors.mpfm.prototypes import PrototypeMixture
 from mpfm_kedro.detectors.mpfm.reverse import coefficients, compare_with_samples, reverse_step, sample_normals
-from mpfm_kedro.detectors.mpfm.velocity import CoupledVelocity, Velocity
+from mpfm_kedro.detectors.mpfm.velocity import CoupledVelocity
 from small_mpfm import fit, make_data, specify
 
 
@@ -18,9 +18,9 @@ def test_reverse_step_agrees_with_samples_of_the_forward_chain(t, r, mu, s):
     x_r = (1 - r) * x_0 + r * (mu + s * rng.normal(size=n))
     x_t = t * mu + ratio * (x_r - r * mu) + s * np.sqrt(t**2 - ratio**2 * r**2) * rng.normal(size=n)
     start = np.polynomial.Polynomial.fit(x_t, x_0, 1)(x_t)  # E[x_0 | x_t], which is a line
-    velocity = Velocity(torch.zeros(1, n, 1), torch.from_numpy((x_t - start) / t).view(1, -1, 1, 1))
-    target = torch.tensor(mu).double().view(1, 1, 1)
-    mean, variance = reverse_step(velocity, torch.from_numpy(x_t).view(1, -1, 1), t, r, target, torch.tensor([s]))
+    velocity = torch.from_numpy((x_t - start) / t).view(1, -1, 1, 1)
+    target = PrototypeMixture(mean=torch.tensor(mu).double().view(1, 1, 1), scale=torch.tensor([s]))
+    mean, variance = reverse_step(velocity, torch.from_numpy(x_t).view(1, -1, 1), t, r, target)
     left = x_r - mean.flatten().numpy()
     np.testing.assert_allclose([*np.polyfit(x_t, left, 1), left.mean()], 0, atol=0.015)
     assert left.var() == pytest.approx(float(variance), rel=0.01)
@@ -60,7 +60,7 @@ def test_the_printed_chain_ends_where_its_velocity_aims():
     class Aimed(torch.nn.Module):
         def components(self, x_t, t):
             log_weight = torch.tensor([0.25, 0.75]).log().expand(*x_t.shape[:2], -1)
-            return Velocity(log_weight, (x_t[:, :, None] - targets) / t[..., None])
+            return log_weight, (x_t[:, :, None] - targets) / t[..., None]
 
     prototypes = PrototypeMixture(
         mean=torch.tensor([[[1.0, 5.0], [2.0, -4.0]]]), logit=torch.zeros(1, 2), scale=torch.ones(1)

@@ -5,15 +5,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from mpfm_kedro.detectors.mpfm import weights
-from mpfm_kedro.detectors.mpfm.calibration import MEMBERS, SCORES
-from mpfm_kedro.detectors.mpfm.weights import (
+from mpfm_kedro.detectors.mpfm.calibration import (
+    MEMBERS,
+    PRIOR_SPREAD,
+    SCORES,
     STEP_0,
     WEIGHT_NORM,
     Calibrated,
     counted_in_mode,
     fit_weights,
     prior_weights,
+    stacked_weights,
 )
 
 S = len(SCORES)
@@ -85,12 +87,12 @@ def test_stacked_weights_are_the_minimum_of_their_loss_and_views_count_together(
 
     def loss(weight):
         with_bias = minimize_scalar(lambda bias: counts @ np.logaddexp(0, sign * (x @ weight + bias))).fun
-        return with_bias + 0.5 * np.square((weight - prior) / weights.PRIOR_SPREAD).sum()
+        return with_bias + 0.5 * np.square((weight - prior) / PRIOR_SPREAD).sum()
 
-    found = weights.stacked_weights(normals, anomalies, np.ones(8), prior)
+    found = stacked_weights(normals, anomalies, np.ones(8), prior)
     for other in np.random.default_rng(0).normal(found, 0.1, size=(50, S)):
         assert loss(found) < loss(np.maximum(other, 0)) + 1e-6
-    views = weights.stacked_weights(normals, np.repeat(anomalies, 9, axis=0), np.full(72, 1 / 9), prior)
+    views = stacked_weights(normals, np.repeat(anomalies, 9, axis=0), np.full(72, 1 / 9), prior)
     np.testing.assert_allclose(views, found, atol=1e-3)
 
 

@@ -8,7 +8,6 @@ from sklearn.metrics import roc_auc_score
 from mpfm_kedro.detectors.mpfm.calibration import Evidence, SoftCalibration
 from mpfm_kedro.detectors.mpfm.closed_form import HeldOut
 from mpfm_kedro.detectors.mpfm.detector import load, load_fold_models
-from mpfm_kedro.detectors.mpfm.model import MPFM
 from mpfm_kedro.detectors.mpfm.rounds import Rounds
 from mpfm_kedro.detectors.mpfm.stages import anomaly_evidence, normal_evidence
 from mpfm_kedro.parameters import RepairParameters
@@ -18,15 +17,6 @@ from small_mpfm import CPU, PRINTED, fit, make_data, specify
 def auc(pieces, normals, anomalies):
     scores = [load(pieces, CPU).score_samples(rows).score for rows in (normals, anomalies)]
     return roc_auc_score(np.repeat([0, 1], [len(normals), len(anomalies)]), np.concatenate(scores))
-
-
-def same(one, other):
-    """Whether two fits are equal bit by bit."""
-    for name, piece in one.items():
-        assert piece.details == other[name].details, name
-        for key, value in piece.tensors.items():
-            assert torch.equal(value, other[name].tensors[key]), (name, key)
-    return set(one) == set(other)
 
 
 @pytest.mark.parametrize("n_known", [0, 1, 2, 3, 4, 5, 12])
@@ -74,9 +64,9 @@ def test_an_anomaly_that_a_round_leaves_out_does_not_change_it():
 
 
 def raw_scores(branch, rows):
-    z = branch.closed_form.standardiser.z_of(rows)
-    x, p, mode = branch.closed_form.enter(z)
-    squares = branch.closed_form.mean_squares(rows, mode)
+    z = branch.standardiser.z_of(rows)
+    x, p, mode = branch.enter(z)
+    squares = branch.mean_squares(rows, mode)
     return branch.raw_scores(z, x, p, squares, rows.map_batch())[0]
 
 
@@ -98,7 +88,7 @@ def test_evidence_of_normals_is_what_the_fold_models_say_and_calibrates_those_th
     if "fusion" not in forms:
         for branch, fold in zip(branches, [*range(len(fold_models)), -1], strict=True):
             learned = Evidence(*(value[torch.from_numpy(held_out.fold != fold)] for value in evidence))
-            expected, _ = SoftCalibration.fit(learned, len(branch.closed_form.groups.mode_center))
+            expected, _ = SoftCalibration.fit(learned, len(branch.groups.mode_center))
             for name, value in branch.calibration.state_dict().items():
                 if name != "weight":
                     torch.testing.assert_close(value, getattr(expected, name), msg=name)
@@ -107,7 +97,9 @@ def test_evidence_of_normals_is_what_the_fold_models_say_and_calibrates_those_th
 @pytest.mark.parametrize("n_known", [0, 1, 2, 4])
 def test_each_anomaly_is_evidence_once_by_a_round_that_has_not_seen_it(make_problem, n_known):
     problem = make_problem(n_known=n_known)
-    models = [MPFM(closed_form, problem.of_round(r)) for r, closed_form in enumerate(problem.closed_forms)]
+    models = problem.models
+    for r, model in enumerate(models):
+        model.trained = problem.of_round(r)
     found = anomaly_evidence(problem.data.anomalies, models, problem.rounds)
     left_out = n_known if n_known > 1 else 0
     assert float(found.weight.sum()) == pytest.approx(left_out) and len(found.scores) == 2 * left_out

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
-from mpfm_kedro.detectors.mpfm.velocity import CoupledVelocity, NetworkVelocity, ResidualNetwork, Velocity
+from mpfm_kedro.detectors.mpfm.velocity import CoupledVelocity, NetworkVelocity, ResidualNetwork
 
 R, B, D = 2, 5, 4
 
@@ -33,28 +33,27 @@ def components(velocity, x_t, t, p):
     gain = velocity.gain[:, None]
     rate = (gain - 1) / ((1 - t) + t * gain)
     mean = rate[..., None] * (x_t[:, :, None] - velocity.center[:, None])
-    return Velocity(p.log(), mean + velocity.residual(x_t, t)[:, :, None])
+    return p.log(), mean + velocity.residual(x_t, t)[:, :, None]
 
 
-def as_torch(q, scale):
-    components = Independent(Normal(q.mean, torch.full_like(q.mean, scale)), 1)
-    return MixtureSameFamily(Categorical(logits=q.log_weight), components)
+def as_torch(log_weight, mean, scale):
+    components = Independent(Normal(mean, torch.full_like(mean, scale)), 1)
+    return MixtureSameFamily(Categorical(logits=log_weight), components)
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 5), st.integers(0, 1000), st.booleans())
 def test_field_and_likelihood_are_those_of_the_components_written_out(k, seed, printed):
     velocity, at = made(k, seed, printed)
-    q, u = components(velocity, *at), double(R, B, D)
-    torch.testing.assert_close(velocity.field(*at), q.field)
-    torch.testing.assert_close(velocity.log_prob(u, *at), q.log_prob(u))
-    torch.testing.assert_close(q.log_prob(u), as_torch(q, 1.0).log_prob(u))
+    mixture, u = as_torch(*components(velocity, *at), 1.0), double(R, B, D)
+    torch.testing.assert_close(velocity.field(*at), mixture.mean)
+    torch.testing.assert_close(velocity.log_prob(u, *at), mixture.log_prob(u))
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
 def test_a_shared_scale_does_not_move_the_mean_velocity(scale):
     velocity, at = made()
-    torch.testing.assert_close(velocity.field(*at), as_torch(components(velocity, *at), scale).mean)
+    torch.testing.assert_close(velocity.field(*at), as_torch(*components(velocity, *at), scale).mean)
 
 
 def test_the_loss_of_one_component_is_the_squared_error_up_to_a_constant():
@@ -82,5 +81,5 @@ def test_a_new_network_adds_nothing_and_a_printed_one_has_distinct_components():
     x, t = torch.randn(R, B, D), torch.rand(R, B, 1)
     assert ResidualNetwork.start(R, D, 6, D, torch.Generator())(x, t).abs().max() == 0
     printed = NetworkVelocity(ResidualNetwork.start(R, D, 6, 3 * (D + 1), torch.Generator(), zero=False))
-    mean = printed.components(x, t).mean
+    _, mean = printed.components(x, t)
     assert (mean[:, :, 0] - mean[:, :, 1]).abs().min() > 0

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 
-from mpfm_kedro.detectors.mpfm.whitening import SHRINKAGES, Spectrum, no_whitening
+from mpfm_kedro.detectors.mpfm.whitening import SHRINKAGES, Spectrum, Standardiser, no_whitening
+from small_mpfm import make_rows
 
 
 def samples(n, d, seed=0):
@@ -41,3 +42,13 @@ def test_log_likelihoods_are_those_of_the_shrunk_covariance(n):
     for column, alpha in enumerate(SHRINKAGES):
         expected = multivariate_normal(z.mean(0), shrunk(z, alpha)).logpdf(new)
         np.testing.assert_allclose(found[:, column], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("n", [2, 9, 50])
+def test_training_normals_have_mean_zero_and_spread_one(n):
+    rows = make_rows(1e3 + np.random.default_rng(0).normal(size=(n, 5)) * [0.01, 1, 100, 1, 1])
+    standardiser = Standardiser.fit(rows)
+    z, patches = standardiser.z_of(rows), standardiser.patches(rows.map_batch()).flatten(0, 1)
+    for values in (z, patches):
+        torch.testing.assert_close(values.mean(0), torch.zeros(values.shape[1]), rtol=0, atol=0.02)
+        torch.testing.assert_close(values.std(0, correction=0), torch.ones(values.shape[1]), rtol=0, atol=0.02)

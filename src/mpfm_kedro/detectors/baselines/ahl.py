@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import permutations
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch.optim import lr_scheduler
 
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import TrainingData
-from mpfm_kedro.detectors.baselines.devnet import DevNet
+from mpfm_kedro.detectors.baselines.classifiers import DevNet
 from mpfm_kedro.detectors.baselines.gradient_training import (
     MAX_GRADIENT,
     NORMAL,
@@ -125,11 +125,11 @@ class AHL(DevNet):
     The rate is the one of 1e-3, 3e-3, 1e-2 and 3e-2 at which the training loss ends lowest.
     """
 
-    name: ClassVar[str] = "AHL"
-    differs: ClassVar[str] = "over DevNet alone, one subset per step, pseudo-anomalies by CutMix alone"
-    budget: ClassVar[str] = "{steps} steps of 48, each after 3 inner steps of 48"
-    uses_pseudo: ClassVar[bool] = True
-    learning_rate: ClassVar[float] = 1e-2
+    name = "AHL"
+    differs = "over DevNet alone, one subset per step, pseudo-anomalies by CutMix alone"
+    budget = "{steps} steps of 48, each after 3 inner steps of 48"
+    uses_pseudo = True
+    learning_rate = 1e-2
 
     def schedule(self, optimiser: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
         """A cosine over all steps."""

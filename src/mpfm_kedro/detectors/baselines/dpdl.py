@@ -8,7 +8,7 @@ from the normals' x to P_GM has the potential v(y) = Σ_k α_k N(y; r_k, S_k), S
 from __future__ import annotations
 
 import math
-from typing import ClassVar, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from sklearn.cluster import KMeans
@@ -26,12 +26,7 @@ DISPERSION_WEIGHT = 0.1
 
 
 class Bridge(nn.Module):
-    """The bridge between embeddings x and prototypes; at first each prototype's mean is carried onto itself.
-
-    Args:
-        mean: μ (K, d) of the prototypes at the start.
-        share: π (K,) at the start.
-    """
+    """The bridge between embeddings x and prototypes; first each prototype's mean μ (K, d) stays where it is."""
 
     def __init__(self, mean: Tensor, share: Tensor) -> None:
         super().__init__()
@@ -94,11 +89,7 @@ class PrototypeNetwork(nn.Module):
 
     g is the NLL at the end of the bridge, a the top positions of a 1×1 convolution on F, r a linear score of
     (ψ − μ_{k*}) / s for the nearest prototype, n a linear score of normality on the pooled statistics. Prototypes
-    start as clusters of the embedded normals.
-
-    Args:
-        pooled: statistics of the normals (n, columns).
-        channels: of F.
+    start as clusters of the embedded normals, by their pooled statistics (n, columns).
     """
 
     @torch.no_grad()
@@ -144,11 +135,11 @@ class DPDL(GradientDetector):
     margin below. The backbone is frozen here and tuned in the published method.
     """
 
-    name: ClassVar[str] = "DPDL"
-    differs: ClassVar[str] = "no published code: sizes, margin and weights of the losses are ours"
-    reads: ClassVar[tuple[str, ...]] = ("pooled", "maps")
-    uses_pseudo: ClassVar[bool] = True
-    learning_rate: ClassVar[float] = 3e-2
+    name = "DPDL"
+    differs = "no published code: sizes, margin and weights of the losses are ours"
+    reads = ("pooled", "maps")
+    uses_pseudo = True
+    learning_rate = 3e-2
 
     def build(self, inputs: Inputs, n_normals: int) -> nn.Module:
         """Prototypes start as clusters of the normals."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
-from mpfm_kedro.detectors.baselines.devnet import deviation_loss
+from mpfm_kedro.detectors.baselines.classifiers import deviation_loss
 from mpfm_kedro.detectors.baselines.gradient_training import (
     NORMAL,
     PSEUDO,
@@ -28,10 +26,6 @@ class FourHeads(nn.Module):
     Holistic: d–256–1 on pooled statistics; seen and pseudo: top positions of F; residual: top positions of h(r − x), r
     the mean map of the reference normals. h is a 1×1 convolution to 16 channels and a 3×3 convolution of these, batch
     normalisation and rectifier: the published 3×3 convolution of all channels, with less rank.
-
-    Args:
-        columns: d.
-        reference: r, (H', W', C).
     """
 
     def __init__(self, columns: int, reference: Tensor) -> None:
@@ -60,11 +54,11 @@ class DRA(GradientDetector):
     frozen here and tuned in the published method, which also adds a second scale.
     """
 
-    name: ClassVar[str] = "DRA"
-    differs: ClassVar[str] = "residual head of 16 channels, one scale, references without pseudo-anomalies"
-    learning_rate: ClassVar[float] = 1e-2
-    reads: ClassVar[tuple[str, ...]] = ("pooled", "maps")
-    uses_pseudo: ClassVar[bool] = True
+    name = "DRA"
+    differs = "residual head of 16 channels, one scale, references without pseudo-anomalies"
+    learning_rate = 1e-2
+    reads = ("pooled", "maps")
+    uses_pseudo = True
 
     def build(self, inputs: Inputs, n_normals: int) -> nn.Module:
         """The references are drawn at random."""

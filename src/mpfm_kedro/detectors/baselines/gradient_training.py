@@ -36,12 +36,9 @@ def batch_groups(with_pseudo: bool) -> Tensor:
 
 
 def balanced_batches(sizes: list[int], steps: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Positions among all training rows and their groups, each (48,), for each step.
+    """Positions among all training rows, numbered through groups of these sizes, and their groups: (48,) for each step.
 
-    Args:
-        sizes: the number of rows of each group; rows are numbered through the groups.
-        steps: the number of batches.
-        generator: rows of a group are drawn with replacement.
+    Rows of a group are drawn with replacement.
     """
     group, size = batch_groups(sizes[PSEUDO] > 0), torch.tensor(sizes)
     first = size.cumsum(0) - size
@@ -59,10 +56,10 @@ class GradientDetector(Baseline):
     of two that are equal, for all datasets alike; no test image had a part in it.
     """
 
-    kind: ClassVar[str] = "baseline"
-    supervised: ClassVar[bool] = True
-    random: ClassVar[bool] = True
-    budget: ClassVar[str] = "{steps} steps of 48"
+    kind = "baseline"
+    supervised = True
+    random = True
+    budget = "{steps} steps of 48"
     uses_pseudo: ClassVar[bool] = False  # whether they replace half of the normals of a batch
     learning_rate: ClassVar[float]  # at the start
 
@@ -135,12 +132,8 @@ class GradientDetector(Baseline):
 class TopPositions(nn.Module):
     """K scores of an image from the positions p of its map: S_k = mean over the top 10 % of |w_k · x_p + b_k|.
 
-    Only the top positions have a gradient, so they are found without one and scored again.
-
-    Args:
-        channels: C.
-        scores: K.
-        absolute: without it the sign of a position's score counts.
+    Only the top positions have a gradient, so they are found without one and scored again. Unless ``absolute``, the
+    sign of a position's score counts.
     """
 
     def __init__(self, channels: int, scores: int = 1, *, absolute: bool = True) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Baseline, Context, TrainingData
 from mpfm_kedro.detectors.inputs import StandardisedInput
-from mpfm_kedro.detectors.mpfm.patch_fitting import k_centre
-from mpfm_kedro.detectors.mpfm.patches import to_patches
+from mpfm_kedro.detectors.mpfm.patches import k_centre, to_patches
 
 CANDIDATES = 20000
 CORESET = 2000
@@ -27,10 +26,10 @@ class PatchNeighbours(Baseline):
     coreset is a greedy k-centre selection on a random projection, among patches drawn evenly from all normals.
     """
 
-    name: ClassVar[str] = "patch-kNN"
-    supervised: ClassVar[bool] = False
-    random: ClassVar[bool] = True
-    budget: ClassVar[str] = "nothing is fitted: 2,000 patches of the normals are kept"
+    name = "patch-kNN"
+    supervised = False
+    random = True
+    budget = "nothing is fitted: 2,000 patches of the normals are kept"
 
     standardise: StandardisedInput
     coreset: Tensor  # (k, C)

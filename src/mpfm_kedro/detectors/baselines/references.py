@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -34,9 +34,9 @@ PENALTY = 1e-3  # C of the logistic regression
 class PooledDetector(Baseline):
     """A standardiser and scores of z; what is learned is in buffers."""
 
-    supervised: ClassVar[bool] = False
-    random: ClassVar[bool] = False
-    reads: ClassVar[tuple[str, ...]] = ("pooled",)
+    supervised = False
+    random = False
+    reads = ("pooled",)
 
     standardise: StandardisedInput
 
@@ -72,8 +72,8 @@ class PooledDetector(Baseline):
 class Mahalanobis(PooledDetector):
     """((z − m)ᵀ Σ^{-1} (z − m))^½ with the Ledoit-Wolf covariance Σ = L Lᵀ of all training normals."""
 
-    name: ClassVar[str] = "Mahalanobis"
-    budget: ClassVar[str] = "closed form: Ledoit-Wolf covariance of the normals"
+    name = "Mahalanobis"
+    budget = "closed form: Ledoit-Wolf covariance of the normals"
 
     mean: Tensor  # m (d,)
     cholesky: Tensor  # L (d, d)
@@ -95,9 +95,9 @@ class MixtureOfModes(PooledDetector):
     shrunk. The covariances are those of all normals.
     """
 
-    name: ClassVar[str] = "mixture of modes"
-    random: ClassVar[bool] = True
-    budget: ClassVar[str] = "closed form: K-means partition, shrinkage by the likelihood of held-out normals"
+    name = "mixture of modes"
+    random = True
+    budget = "closed form: K-means partition, shrinkage by the likelihood of held-out normals"
 
     share: Tensor  # ω (J,)
     mean: Tensor  # m (J, d)
@@ -128,8 +128,8 @@ class MixtureOfModes(PooledDetector):
 class NearestNormals(PooledDetector):
     """Mean distance of z to the five nearest normals."""
 
-    name: ClassVar[str] = "kNN-5"
-    budget: ClassVar[str] = "nothing is fitted: all normals are kept"
+    name = "kNN-5"
+    budget = "nothing is fitted: all normals are kept"
 
     normals: Tensor  # (n, d)
 
@@ -146,9 +146,9 @@ class NearestNormals(PooledDetector):
 class LogisticRegression(PooledDetector):
     """w · z + b: the original known anomalies against all normals, L2 penalty ‖w‖² / (2C), C = 1e-3."""
 
-    name: ClassVar[str] = "logistic regression"
-    supervised: ClassVar[bool] = True
-    budget: ClassVar[str] = "convex problem, solved to convergence (L-BFGS)"
+    name = "logistic regression"
+    supervised = True
+    budget = "convex problem, solved to convergence (L-BFGS)"
 
     weight: Tensor  # w (1, d)
     bias: Tensor  # b (1,)
@@ -172,10 +172,10 @@ class LogisticRegressionAndMahalanobis(PooledDetector):
     normals is scored by fits to the other folds.
     """
 
-    name: ClassVar[str] = "logistic regression + Mahalanobis"
-    supervised: ClassVar[bool] = True
-    random: ClassVar[bool] = True
-    budget: ClassVar[str] = "both parts solved as above, five more times for the standardisation"
+    name = "logistic regression + Mahalanobis"
+    supervised = True
+    random = True
+    budget = "both parts solved as above, five more times for the standardisation"
 
     center: Tensor  # a and a', (2,)
     spread: Tensor  # b and b', (2,)

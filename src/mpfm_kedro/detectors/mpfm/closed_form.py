@@ -7,7 +7,7 @@ final one will say of new normals: training and calibration rest on it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,78 +15,17 @@ from torch import Tensor, nn
 
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Artefact, Context
+from mpfm_kedro.detectors.mpfm.detector import MPFM
 from mpfm_kedro.detectors.mpfm.flow import Flow
 from mpfm_kedro.detectors.mpfm.groups import Groups, fit_partition, means_of
-from mpfm_kedro.detectors.mpfm.patch_fitting import SmoothedPatches, fit_patch_prototypes, held_out_squares
-from mpfm_kedro.detectors.mpfm.patches import PatchPrototypes, mean_of_top, to_patches
+from mpfm_kedro.detectors.mpfm.patches import SmoothedPatches, fit_patch_prototypes, held_out_squares
 from mpfm_kedro.detectors.mpfm.prototypes import PrototypeMixture
 from mpfm_kedro.detectors.mpfm.rounds import FINAL
 from mpfm_kedro.detectors.mpfm.velocity import CoupledVelocity
-from mpfm_kedro.detectors.mpfm.whitening import SHRINKAGES, Spectrum, Standardiser, Whitening, no_whitening
+from mpfm_kedro.detectors.mpfm.whitening import SHRINKAGES, Spectrum, Standardiser, no_whitening
 from mpfm_kedro.parameters import PrototypeParameters
 
 GAIN_PRIOR = 20  # normals that the gain of a group is drawn to that of all
-
-
-class FlowInput(NamedTuple):
-    """Images as they enter the flow."""
-
-    x: Tensor  # (n, d)
-    p: Tensor  # group weights (n, K)
-    mode: Tensor  # (n,)
-
-
-class ClosedForm(nn.Module):
-    """The start of the flow in one round: groups, whitening, prototypes of patches, and a flow without a network.
-
-    Residuals of patches are averaged over ``top_share`` of the positions.
-    """
-
-    def __init__(self, top_share: float) -> None:
-        super().__init__()
-        self.top_share = top_share
-        self.standardiser = Standardiser()  # the same in all rounds
-        self.groups = Groups()
-        self.whitening = Whitening()
-        self.patches = PatchPrototypes()
-        self.flow = Flow(CoupledVelocity(), PrototypeMixture())
-
-    @classmethod
-    def restore(cls, fit: Artefact, number: int = FINAL) -> Self:
-        """One round of what ``initialise`` gave."""
-        prefix = f"rounds.{number % fit.details['n_rounds']}."
-        kept = {name: value for name, value in fit.tensors.items() if name.startswith((prefix, "standardiser."))}
-        closed_form = cls(fit.details["top_share"])
-        closed_form.load_state_dict({name.removeprefix(prefix): value for name, value in kept.items()})
-        return closed_form.requires_grad_(False)
-
-    @property
-    def center(self) -> Tensor:
-        """m (K, d), the whitened means of the groups."""
-        assert isinstance(self.flow.velocity, CoupledVelocity)
-        return self.flow.velocity.center[0]
-
-    @property
-    def device(self) -> torch.device:
-        """Where it is."""
-        return self.patches.mean.device
-
-    def enter(self, z: Tensor) -> FlowInput:
-        """x = A z, p_k(z) and the mode of standardised features (n, d)."""
-        p, mode = self.groups(z)
-        return FlowInput(self.whitening(z), p, mode)
-
-    def score_of(self, x: Tensor, p: Tensor) -> Tensor:
-        """S_g at step 0 of images that have entered, (n, d) and (n, K) → (n,)."""
-        return self.flow.score(self.flow.psi(x[None], p[None]))[0]
-
-    @torch.no_grad()
-    def mean_squares(self, rows: FeatureRows, mode: Tensor) -> Tensor:
-        """Squared residuals of patches by channel, averaged over the top positions of each image, (n, C)."""
-        squares = torch.empty(len(rows), rows.maps.shape[1])
-        for part, maps in rows.map_batches(self.device):
-            squares[part] = mean_of_top(self.patches.squares(to_patches(maps), mode[part]), self.top_share).cpu()
-        return squares
 
 
 class HeldOut(NamedTuple):
@@ -104,12 +43,12 @@ class HeldOut(NamedTuple):
         """The part of what ``initialise`` gave."""
         return cls(fit.tensors["fold"].numpy(), **fit.part("held_out"))
 
-    def enter(self, closed_forms: Sequence[ClosedForm]) -> Iterator[tuple[int, np.ndarray, Tensor, Tensor]]:
-        """The normals (b,) that each round leaves out, as they enter its flow: its number, they, x (b, d), p (b, K)."""
-        for number, closed_form in enumerate(closed_forms[:FINAL]):
+    def enter(self, models: Sequence[MPFM]) -> Iterator[tuple[MPFM, np.ndarray, Tensor, Tensor]]:
+        """The model of each round, the normals (b,) that it leaves out, and their x (b, d) and p (b, K)."""
+        for number, model in enumerate(models[:FINAL]):
             normals = np.flatnonzero(self.fold == number)
-            x = closed_form.center[self.group[normals]] + self.offset[normals].to(closed_form.device)
-            yield number, normals, x, self.p[normals].to(x)
+            x = model.center[self.group[normals]] + self.offset[normals].to(model.center)
+            yield model, normals, x, self.p[normals].to(x)
 
 
 def initialise(
@@ -120,7 +59,7 @@ def initialise(
     context: Context,
     whitened: bool = True,
 ) -> Artefact:
-    """The closed forms of all rounds, and what they make of held-out normals.
+    """The start of MPFM in all rounds, and what it makes of held-out normals.
 
     Args:
         normals: n training normals.
@@ -151,7 +90,7 @@ def initialise(
         x_offset[fold == number] = whitening(torch.from_numpy(offset[fold == number]))
     smoothed = SmoothedPatches(normals, context.device, context.memory // 2)
     n_patches = parameters.n_patch_prototypes
-    patches = fit_patch_prototypes(smoothed, kept, partition.mode, partition.n_modes, n_patches, seed)
+    patches = fit_patch_prototypes(smoothed, fold, partition.mode, partition.n_modes, n_patches, seed)
     squares = held_out_squares(patches, smoothed, fold, mode, parameters.top_share)
     held_out = {"offset": x_offset, "group": group, "p": p, "mode": mode, "squares": squares}
     tensors = {f"held_out.{name}": value for name, value in held_out.items()}

@@ -1,10 +1,14 @@
-"""MPFM as a detector: one branch per backbone, from stored fits to scores of stored features."""
+"""MPFM as one module, from the features of images to four scores, their sum and a map; and as a detector.
+
+A detector has one branch per backbone, and comes from what is stored of the stages.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,9 +16,141 @@ from torch import Tensor, nn
 
 from mpfm_kedro.backbones.rows import IMAGES_IN_CACHE, FeatureRows
 from mpfm_kedro.detectors.base import Artefact, Detector, Scores, TrainingData
-from mpfm_kedro.detectors.mpfm.calibration import PlainSum, SoftCalibration
-from mpfm_kedro.detectors.mpfm.model import MPFM, MPFMOutput
+from mpfm_kedro.detectors.mpfm.calibration import SCORES, PlainSum, SoftCalibration
+from mpfm_kedro.detectors.mpfm.flow import Flow
+from mpfm_kedro.detectors.mpfm.groups import Groups
+from mpfm_kedro.detectors.mpfm.modules import Modules
+from mpfm_kedro.detectors.mpfm.patches import PatchPrototypes, mean_of_top, to_patches
+from mpfm_kedro.detectors.mpfm.prototypes import PrototypeMixture
 from mpfm_kedro.detectors.mpfm.rounds import FINAL, Rounds
+from mpfm_kedro.detectors.mpfm.specification import stage_name
+from mpfm_kedro.detectors.mpfm.velocity import CoupledVelocity
+from mpfm_kedro.detectors.mpfm.whitening import Standardiser, Whitening
+
+
+class MPFMOutput(NamedTuple):
+    """Predictions for B images."""
+
+    score: Tensor  # S (B,), higher for anomalies
+    parts: Tensor  # S_g, S_a, S_r, S_n (B, 4)
+    contributions: Tensor  # what each of them adds to S (B, 4)
+    mode: Tensor  # (B,)
+    group: Tensor  # the most probable group of normals (B,)
+    positions: Tensor  # what M_a and M_r would add if all top positions were like this one, (B, H', W')
+
+
+class MPFM(nn.Module):
+    """Mixture Prototype Flow Matching on the features of one backbone, in one round of cross-fitting.
+
+    The flow without a network is its start in closed form, step 0. Without trained modules it knows no anomaly.
+
+    Args:
+        top_share: of the positions, averaged by M_r.
+        trained: the flow and the four modules, R = 1.
+        calibration: from scores to their sum; None before it is fitted.
+    """
+
+    def __init__(self, top_share: float, trained: Modules | None = None, calibration: PlainSum | None = None) -> None:
+        super().__init__()
+        self.standardiser = Standardiser()  # the same in all rounds
+        self.groups = Groups()
+        self.whitening = Whitening()
+        self.patches = PatchPrototypes()
+        self.flow = Flow(CoupledVelocity(), PrototypeMixture())
+        self.trained = trained
+        self.calibration = calibration
+        self.top_share = top_share
+
+    @classmethod
+    def restore(
+        cls, fits: Mapping[str, Artefact], backbone: int, number: int = FINAL, calibration: PlainSum | None = None
+    ) -> MPFM:
+        """One round of what the stages gave for one of the backbones."""
+        start, training = fits[stage_name("prototypes", backbone)], fits.get(stage_name("training", backbone))
+        prefix = f"rounds.{number % start.details['n_rounds']}."
+        kept = {name: value for name, value in start.tensors.items() if name.startswith((prefix, "standardiser."))}
+        model = cls(start.details["top_share"])
+        model.load_state_dict({name.removeprefix(prefix): value for name, value in kept.items()})
+        model.trained = Modules.restore(training, number) if training else None
+        model.calibration = calibration
+        return model.requires_grad_(False)
+
+    @property
+    def center(self) -> Tensor:
+        """m (K, d), the whitened means of the groups."""
+        assert isinstance(self.flow.velocity, CoupledVelocity)
+        return self.flow.velocity.center[0]
+
+    def enter(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As they enter the flow x = A z (n, d), p_k(z) (n, K) and the mode (n,) of standardised features (n, d)."""
+        return self.whitening(z), *self.groups(z)
+
+    def step_0(self, x: Tensor, p: Tensor) -> Tensor:
+        """S_g at step 0 of images that have entered, (n, d) and (n, K) → (n,)."""
+        return self.flow.score(self.flow.psi(x[None], p[None]))[0]
+
+    @torch.no_grad()
+    def mean_squares(self, rows: FeatureRows, mode: Tensor) -> Tensor:
+        """Squared residuals of patches by channel, averaged over the top positions of each image, (n, C)."""
+        squares = torch.empty(len(rows), rows.maps.shape[1])
+        for part, maps in rows.map_batches(mode.device):
+            squares[part] = mean_of_top(self.patches.squares(to_patches(maps), mode[part]), self.top_share).cpu()
+        return squares
+
+    def forward(self, pooled: Tensor, maps: Tensor) -> MPFMOutput:
+        """Pooled statistics (B, d) and maps (B, C, H', W') → scores and map."""
+        calibration = self.calibration
+        assert calibration is not None
+        z = self.standardiser.z(pooled)
+        x, p, mode = self.enter(z)
+        squares = self.patches.squares(to_patches(maps), mode)
+        scores, local = self.raw_scores(z, x, p, mean_of_top(squares, self.top_share), maps)
+        t = calibration(scores, p, mode)
+        contributions = calibration.contributions(t, mode)
+        at_positions = calibration(self._position_scores(squares, local), p, mode)
+        return MPFMOutput(
+            score=contributions.sum(1),
+            parts=calibration.parts(t, mode),
+            contributions=contributions,
+            mode=mode,
+            group=p.argmax(1),
+            positions=calibration.contributions(at_positions, mode)[..., 1:3].sum(2).unflatten(1, maps.shape[2:]),
+        )
+
+    def raw_scores(
+        self, z: Tensor, x: Tensor, p: Tensor, squares: Tensor, maps: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """The six scores before calibration (B, S), and what M_a says of each position (B, X), if it was trained.
+
+        They come from z (B, d), x and p as they enter the flow, squared residuals of patches (B, C) and maps.
+        """
+        g0, r0 = self.step_0(x, p), squares.sum(1)
+        if self.trained is None:
+            nothing = torch.zeros_like(g0)
+            return torch.stack([g0, g0, nothing, r0, r0, nothing], 1), None
+        modules = self.trained
+        psi = modules.flow.psi(x[None], p[None])
+        g = modules.score_g(modules.flow.prototypes.squared_distances(psi))[0]
+        r = modules.score_r(psi, squares[None])[0]
+        a, local = modules.m_a(self.standardiser.patches(maps))
+        return torch.stack([g0, g, a[0], r0, r, -modules.m_n(z)[0]], 1), local[0]
+
+    @torch.no_grad()
+    def raw_scores_of(self, rows: FeatureRows, x: Tensor, p: Tensor, squares: Tensor) -> Tensor:
+        """The six scores of stored features as they enter the flow, in small batches, (n, S)."""
+        z, scores = self.standardiser.z_of(rows), torch.empty(len(rows), len(SCORES))
+        for part, maps in rows.map_batches(x.device):
+            scores[part] = self.raw_scores(z[part], x[part], p[part], squares[part], maps)[0].cpu()
+        return scores
+
+    def _position_scores(self, squares: Tensor, local: Tensor | None) -> Tensor:
+        """The six scores at each position (B, X, S), 0 where a score has none, from squared residuals (B, X, C)."""
+        energy, modules = squares.sum(2), self.trained
+        nothing = torch.zeros_like(energy)
+        weighted = energy
+        if modules is not None and "residual" not in modules.printed:
+            weighted = modules.r_logit(modules.m_r(squares[None]))[0]
+        return torch.stack([nothing, nothing, nothing if local is None else local, energy, weighted, nothing], 2)
 
 
 class MPFMDetector(Detector):
@@ -51,7 +187,7 @@ class MPFMDetector(Detector):
     @torch.inference_mode()
     def inspect(self, rows: FeatureRows) -> MPFMOutput:
         """Predictions for stored features, on the CPU."""
-        backbones, device = [rows.of_backbone(b) for b in range(len(self.branches))], self.first.closed_form.device
+        backbones, device = [rows.of_backbone(b) for b in range(len(self.branches))], self.first.center.device
         batches = []
         for part in backbones[0].slices(IMAGES_IN_CACHE):
             stored = [(torch.from_numpy(rows.pooled[part]), rows.map_batch(part)) for rows in backbones]
@@ -95,14 +231,7 @@ def load(fits: Mapping[str, Artefact], device: torch.device, number: int = FINAL
 def load_fold_models(
     fits: Mapping[str, Artefact], data: TrainingData, seed: int, device: torch.device
 ) -> list[FoldModel]:
-    """The detectors of all rounds that leave something out; every normal is left out by one of them.
-
-    Args:
-        fits: of all stages.
-        data: what it learned from.
-        seed: of the fit.
-        device: where the detectors shall be.
-    """
+    """The detectors of all rounds that leave out some of the data of the fit; every normal by one of them."""
     rounds = Rounds.of_folds(fits["prototypes"].tensors["fold"].numpy(), data, seed)
     return [
         FoldModel(load(fits, device, r), np.flatnonzero(~rounds.normals[r]), np.flatnonzero(~rounds.anomalies[r]))

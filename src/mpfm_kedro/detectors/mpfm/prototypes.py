@@ -43,7 +43,8 @@ class PrototypeMixture(TensorModule):
     def residual(self, x: Tensor) -> Tensor:
         """(x − μ_{c*}) / s with c* the most probable prototype: (R, B, d) → (R, B, d)."""
         nearest = self.posterior(self.squared_distances(x)).argmax(2)
-        return (x - self.mean.take_along_dim(nearest[..., None], 1)) / self.scale[:, None, None]
+        mean = self.mean.gather(1, nearest[..., None].expand(-1, -1, x.shape[2]))
+        return (x - mean) / self.scale[:, None, None]
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Draw x_T ~ P_GM: components (R, n) and points (R, n, d)."""

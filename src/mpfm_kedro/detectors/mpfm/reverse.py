@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from mpfm_kedro.detectors.base import Artefact
+from mpfm_kedro.detectors.mpfm.detector import MPFM
 from mpfm_kedro.detectors.mpfm.flow import Flow
-from mpfm_kedro.detectors.mpfm.model import MPFM
-from mpfm_kedro.detectors.mpfm.velocity import CoupledVelocity, Velocity
+from mpfm_kedro.detectors.mpfm.prototypes import PrototypeMixture
+from mpfm_kedro.detectors.mpfm.velocity import CoupledVelocity
 
 SAMPLED, SAMPLING_STEPS = 500, 8
 
@@ -33,29 +34,23 @@ def coefficients(t: float, r: float) -> tuple[float, float, float]:
     return r**2 / t**2 * ratio, beta / t**2 * (1 - r), beta / t**2 * r**2
 
 
-def endpoint_posterior(velocity: Velocity, x_t: Tensor, t: float) -> tuple[Tensor, float]:
+def endpoint_posterior(velocity: Tensor, x_t: Tensor, t: float) -> tuple[Tensor, float]:
     """q(x_0 | x_t): means μ_{x,k} = x_t − σ_t μ_{u,k} (R, B, K, d) and s_x = σ_t s_u with s_u = 1."""
-    return x_t[:, :, None] - t * velocity.mean, t
+    return x_t[:, :, None] - t * velocity, t
 
 
 def reverse_step(
-    velocity: Velocity, x_t: Tensor, t: float, r: float, target_mean: Tensor, target_scale: Tensor
+    velocity: Tensor, x_t: Tensor, t: float, r: float, prototypes: PrototypeMixture
 ) -> tuple[Tensor, Tensor]:
-    """Means (R, B, K, d) and variance (R,) of the components of q(x_r | x_t), whose weights are the velocity's.
+    """Means (R, B, K, d) and variance (R,) of the components of q(x_r | x_t), x_t (R, B, d), for r < t.
 
-    Args:
-        velocity: the velocity mixture at x_t.
-        x_t: (R, B, d).
-        t: the time of x_t.
-        r: the earlier time.
-        target_mean: component k ends in N(μ_k, s² I): μ (R, K, d).
-        target_scale: s (R,).
+    Component k has the mean velocity μ_{u,k} (R, B, K, d), and ends in the prototype N(μ_k, s² I).
     """
     c1, c2, c3 = coefficients(t, r)
     endpoint_mean, endpoint_scale = endpoint_posterior(velocity, x_t, t)
-    target = target_mean[:, None]
+    target = prototypes.mean.detach()[:, None]
     mean = r * target + c1 * (x_t[:, :, None] - t * target) + c2 * endpoint_mean
-    return mean, target_scale**2 * c3 + c2**2 * endpoint_scale**2
+    return mean, prototypes.scale**2 * c3 + c2**2 * endpoint_scale**2
 
 
 def sample_normals(flow: Flow, n: int, steps: int, generator: torch.Generator | None = None) -> Tensor:
@@ -73,9 +68,9 @@ def sample_normals(flow: Flow, n: int, steps: int, generator: torch.Generator | 
         if isinstance(flow.velocity, CoupledVelocity):
             x = x - (t - r) * flow.velocity.field(x, time, p)
             continue
-        velocity = flow.velocity.components(x, time)
-        means, variance = reverse_step(velocity, x, t, r, prototypes.mean.detach(), prototypes.scale)
-        weight = velocity.log_weight.exp().flatten(0, 1).cpu()
+        log_weight, velocity = flow.velocity.components(x, time)
+        means, variance = reverse_step(velocity, x, t, r, prototypes)
+        weight = log_weight.exp().flatten(0, 1).cpu()
         drawn = torch.multinomial(weight, 1, generator=generator).view(*x.shape[:2], 1, 1).to(x.device)
         noise = torch.randn(x.shape, generator=generator).to(x.device)
         x = means.take_along_dim(drawn, 2).squeeze(2) + variance.sqrt()[:, None, None] * noise
@@ -91,12 +86,12 @@ def compare_with_samples(fits: Mapping[str, Artefact], pooled: np.ndarray, seed:
         seed: of the samples.
     """
     model, generator = MPFM.restore(fits, 0), torch.Generator().manual_seed(seed)
-    flow = model.trained.flow if model.trained else model.closed_form.flow
+    flow = model.trained.flow if model.trained else model.flow
     with torch.inference_mode():
-        real = model.closed_form.standardiser.z(torch.from_numpy(np.asarray(pooled[:SAMPLED])))
+        real = model.standardiser.z(torch.from_numpy(np.asarray(pooled[:SAMPLED])))
         drawn = sample_normals(flow, len(real), SAMPLING_STEPS, generator)[0]
         center = real.mean(0)
         directions = torch.linalg.svd(real - center, full_matrices=False).Vh[:2].T
-        both = torch.cat([real - center, model.closed_form.whitening.inverse(drawn) - center])
+        both = torch.cat([real - center, model.whitening.inverse(drawn) - center])
         table = pd.DataFrame(both.matmul(directions).numpy())
     return table.set_axis(["first", "second"], axis=1).assign(kind=np.repeat(["real", "sampled"], len(real)))

@@ -11,14 +11,21 @@ from torch import nn
 
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Artefact, Context, TrainingData
-from mpfm_kedro.detectors.mpfm.calibration import SCORES, Evidence, PlainSum, SoftCalibration
+from mpfm_kedro.detectors.mpfm.calibration import (
+    SCORES,
+    STEP_0,
+    Calibrated,
+    Evidence,
+    PlainSum,
+    SoftCalibration,
+    counted_scores,
+    fit_weights,
+)
 from mpfm_kedro.detectors.mpfm.closed_form import HeldOut, initialise
-from mpfm_kedro.detectors.mpfm.fitting import initial_modules, training_set
-from mpfm_kedro.detectors.mpfm.model import MPFM
+from mpfm_kedro.detectors.mpfm.detector import MPFM
 from mpfm_kedro.detectors.mpfm.rounds import Rounds, assign_folds
 from mpfm_kedro.detectors.mpfm.specification import stage_name
-from mpfm_kedro.detectors.mpfm.training import train
-from mpfm_kedro.detectors.mpfm.weights import STEP_0, Calibrated, counted_scores, fit_weights
+from mpfm_kedro.detectors.mpfm.training import initial_modules, train, training_set
 from mpfm_kedro.parameters import PrototypeParameters, TrainingParameters
 
 Fits = Mapping[str, Artefact]
@@ -40,11 +47,10 @@ def fit_modules(
     """The joint objective, from the last checkpoint if there is one; last iteration."""
     data = data.of_backbone(parameters["backbone"])
     models, held_out = load_rounds(upstream, parameters["backbone"], context.device)
-    closed_forms = [model.closed_form for model in models]
     rounds = Rounds.of_folds(held_out.fold, data, seed)
-    z = torch.cat([closed_forms[0].standardiser.z_of(rows).cpu() for rows in (data.normals, data.anomalies)])
-    modules = initial_modules(closed_forms, held_out, z, rounds, parameters, seed).to(context.device)
-    images = training_set(data, closed_forms, held_out, z, rounds, parameters, context)
+    z = torch.cat([models[0].standardiser.z_of(rows).cpu() for rows in (data.normals, data.anomalies)])
+    modules = initial_modules(models, held_out, z, rounds, parameters, seed).to(context.device)
+    images = training_set(data, models, held_out, z, rounds, parameters, context)
     schedule = TrainingParameters.model_construct(**parameters)
     history = train(modules, images, schedule, seed, context.checkpoint)
     tensors = {name: value.cpu().clone() for name, value in modules.state_dict().items()}
@@ -86,7 +92,7 @@ def _calibrate(
     rounds = Rounds.of_folds(held_out.fold, data, seed)
     normals = normal_evidence(data.normals, held_out, models)
     anomalies = anomaly_evidence(data.anomalies, models, rounds)
-    n_modes = len(models[0].closed_form.groups.mode_center)
+    n_modes = len(models[0].groups.mode_center)
     learned = [Evidence(*(value[torch.from_numpy(kept)] for value in normals)) for kept in rounds.normals]
     calibrations, t_of_learned = zip(*(SoftCalibration.fit(evidence, n_modes) for evidence in learned), strict=True)
     t_of_anomalies = calibrations[-1](anomalies.scores, anomalies.p, anomalies.mode)
@@ -103,9 +109,8 @@ def load_rounds(upstream: Fits, backbone: int, device: torch.device) -> tuple[li
 def normal_evidence(normals: FeatureRows, held_out: HeldOut, models: list[MPFM]) -> Evidence:
     """The six scores of each normal by the model of the round that leaves it out."""
     scores = torch.empty(len(normals), len(SCORES))
-    for number, images, x, p in held_out.enter([model.closed_form for model in models]):
-        squares = held_out.squares[images].to(x)
-        scores[images] = models[number].raw_scores_of(normals.take(images), x, p, squares)
+    for model, images, x, p in held_out.enter(models):
+        scores[images] = model.raw_scores_of(normals.take(images), x, p, held_out.squares[images].to(x))
     return Evidence(scores, held_out.p, held_out.mode, torch.ones(len(scores)))
 
 
@@ -114,8 +119,8 @@ def anomaly_evidence(anomalies: FeatureRows, models: list[MPFM], rounds: Rounds)
     views = np.bincount(anomalies.source)[anomalies.source]
     evidence = []
     for model, learned in zip(models, rounds.anomalies, strict=True):
-        rows, closed_form = anomalies.take(np.flatnonzero(~learned)), model.closed_form
-        x, p, mode = closed_form.enter(closed_form.standardiser.z_of(rows))
-        scores = model.raw_scores_of(rows, x, p, closed_form.mean_squares(rows, mode).to(x))
+        rows = anomalies.take(np.flatnonzero(~learned))
+        x, p, mode = model.enter(model.standardiser.z_of(rows))
+        scores = model.raw_scores_of(rows, x, p, model.mean_squares(rows, mode).to(x))
         evidence.append(Evidence(scores, p.cpu(), mode.cpu(), torch.from_numpy(1 / views[~learned]).float()))
     return Evidence(*map(torch.cat, zip(*evidence, strict=True)))

@@ -7,7 +7,7 @@ printed form there is no such start: the network makes all weights and means.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -15,22 +15,6 @@ from torch import Tensor, nn
 from mpfm_kedro.detectors.mpfm.tensors import TensorModule, squared_distances
 
 TIME_FREQUENCIES = 8
-
-
-class Velocity(NamedTuple):
-    """The mixture at B points."""
-
-    log_weight: Tensor  # (R, B, K)
-    mean: Tensor  # (R, B, K, d)
-
-    @property
-    def field(self) -> Tensor:
-        """The mean velocity Σ_k π_k μ_{u,k}, (R, B, d)."""
-        return torch.einsum("rbk,rbkd->rbd", self.log_weight.exp(), self.mean)
-
-    def log_prob(self, u: Tensor) -> Tensor:
-        """log q(u): (R, B, d) → (R, B)."""
-        return log_mixture(self.log_weight, (u[:, :, None] - self.mean).square().sum(3), u.shape[2])
 
 
 class ResidualNetwork(TensorModule):
@@ -118,20 +102,22 @@ class NetworkVelocity(nn.Module):
         super().__init__()
         self.network = network
 
-    def components(self, x_t: Tensor, t: Tensor) -> Velocity:
-        """The mixture at x_t (R, B, d) and t (R, B, 1)."""
+    def components(self, x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """log π (R, B, K) and μ_u (R, B, K, d) at x_t (R, B, d) and t (R, B, 1)."""
         outputs, d = self.network(x_t, t), x_t.shape[2]
         k = outputs.shape[2] // (d + 1)
         logit, mean = outputs.split([k, k * d], 2)
-        return Velocity(logit.log_softmax(2), mean.unflatten(2, (k, d)))
+        return logit.log_softmax(2), mean.unflatten(2, (k, d))
 
     def field(self, x_t: Tensor, t: Tensor, p: Tensor) -> Tensor:
         """The mean velocity Σ_k π_k μ_{u,k}, (R, B, d)."""
-        return self.components(x_t, t).field
+        log_weight, mean = self.components(x_t, t)
+        return torch.einsum("rbk,rbkd->rbd", log_weight.exp(), mean)
 
     def log_prob(self, u: Tensor, x_t: Tensor, t: Tensor, p: Tensor) -> Tensor:
         """log q(u | x_t), (R, B)."""
-        return self.components(x_t, t).log_prob(u)
+        log_weight, mean = self.components(x_t, t)
+        return log_mixture(log_weight, (u[:, :, None] - mean).square().sum(3), u.shape[2])
 
 
 def log_mixture(log_weight: Tensor, squared: Tensor, d: int) -> Tensor:

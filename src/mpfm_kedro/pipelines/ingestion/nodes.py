@@ -197,6 +197,9 @@ def _refuse_too_few(samples: pd.DataFrame) -> None:
             usable = ((part["split"] == split) & (part["problem"] == "")).sum()
             if usable < least:
                 raise InputError(f"{name}: {usable} usable normal images to {split}, at least {least} are needed")
+        items = part["item"][(part["split"] == "train") & (part["problem"] == "")].unique()
+        if len(items) < 2:
+            raise InputError(f"{name}: all normal images to train show {items[0]}, at least 2 items are needed")
 
 
 def refuse_wrong_split(samples: pd.DataFrame) -> pd.DataFrame:
