@@ -54,7 +54,9 @@ def make_model() -> Model:
     card |= {"heat_map": {"low": 0.0, "high": 20.0}, "threshold": asdict(choose_threshold(scores, 0.01, 0.95))}
     names = pd.DataFrame({"sample_id": [f"{i}" for i in range(900)], "defect_class": "", "thumbnail": b""})
     gallery = Gallery(names, data.normals.pooled)
-    table = pd.DataFrame({"label": 0, "item": np.arange(1000), "score": scores, **dict.fromkeys(PART_COLUMNS, scores)})
+    table = pd.DataFrame(
+        {"label": 0, "item": np.arange(1000), "score": scores, "likeness": 0.0, **dict.fromkeys(PART_COLUMNS, scores)}
+    )
     seen = HeldOutScores(table)
     return Model(card, keep_final(fit_shortly(data)), [resnet18().state_dict()], seen, gallery)
 

@@ -49,8 +49,8 @@ for file in images:
     except Exception as error:  # Pillow's parsers let any error of a damaged file through
         print(f"error: {file} cannot be used: {error}")
         continue
-    score, heat_map = network.run(["score", "heat_map"], {"pixels": np.asarray(rgb)[None]})
-    good = threshold["good"] is not None and score[0] <= threshold["good"]
+    score, heat_map, alike = network.run(["score", "heat_map", "likeness"], {"pixels": np.asarray(rgb)[None]})
+    good = threshold["good"] is not None and score[0] <= threshold["good"] and alike[0] <= threshold["alike"]
     decision = "defective" if score[0] > threshold["defective"] else "good" if good else "uncertain"
     row, column = np.unravel_index(heat_map[0].argmax(), heat_map[0].shape)
     x, y = (np.array([column, row]) + 0.5) / heat_map[0].shape[::-1] * rgb.size

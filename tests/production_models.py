@@ -49,7 +49,7 @@ def held_out_scores(normals: np.ndarray, anomalies: np.ndarray, classes: Sequenc
         table = pd.DataFrame({"sample_id": names, "label": label, "item": names, "score": scores})
         tables.append(table.assign(defect_class=list(classes) or "dent" if label else ""))
     table = pd.concat(tables, ignore_index=True)
-    return HeldOutScores(table.assign(**dict.fromkeys(PART_COLUMNS, table["score"])))
+    return HeldOutScores(table.assign(likeness=0.0, **dict.fromkeys(PART_COLUMNS, table["score"])))
 
 
 @cache

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from mpfm_kedro.cli import cli
+from mpfm_kedro.pipeline_registry import NAMES, register_pipelines
 
 VERSION = "2026-01-02T03.04.05.678Z"
 
@@ -23,9 +24,15 @@ def call(*arguments: str, fails: bool = False) -> str:
 
 def keep(root: Path, version: str, **changes: object) -> Path:
     """The card of one version of a production model."""
-    card = {"data": {"normals": 12, "anomalies": 3, "digest": "d" * 16}, "learned": [{}], "revision": "abc123"}
+    card = {
+        "files": {"a": version},
+        "pixel_range": "",
+        "data": {"normals": 12, "anomalies": 3, "digest": "d" * 16},
+        "learned": [{}],
+        "revision": "abc123",
+    }
     file = root / "versions/synthetic/production/model" / version / "model/card.json"
-    file.parent.mkdir(parents=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(card | {"backbones": [{"weights_digest": "e" * 64}]} | changes))
     return file
 
@@ -38,13 +45,41 @@ def test_start_up_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
+def test_parameters_are_checked_before_slow_imports():
+    program = (
+        "import sys; from click.testing import CliRunner; from kedro.framework.cli.cli import KedroCLI; "
+        "from pathlib import Path; found = CliRunner().invoke(KedroCLI(Path.cwd()), "
+        "['run', '--pipelines=fit', '--params=n_anomalies=x']); "
+        "slow = {'torch', 'sklearn', 'scipy.stats', 'matplotlib'} & set(sys.modules); "
+        "sys.exit(str(slow) if slow else \"'n_anomalies' = 'x'\" not in found.output)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[1], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_names_of_pipelines_are_those_that_are_registered():
+    assert {*NAMES, "__default__"} == register_pipelines().keys()
+
+
 def test_versions_are_listed_with_their_origin(tmp_path: Path):
     keep(tmp_path, VERSION)
     keep(tmp_path, "2026-01-01T00.00.00.000Z", revision="older")
     keep(tmp_path, "2026-01-02T00.00.00.000Z").write_text("{")
-    _, first, second = call("versions", "list", "--output-root", str(tmp_path)).splitlines()
+    _, first, second, _ = call("versions", "list", "--output-root", str(tmp_path)).splitlines()
     assert "older" in first
     assert {VERSION, "12", "3", "1", "abc123", "d" * 12, "e" * 12} <= set(second.split())
+
+
+def test_the_present_version_has_a_star(tmp_path: Path):
+    card = keep(tmp_path, VERSION)
+    keep(tmp_path, "2026-01-03T00.00.00.000Z")
+    present = tmp_path / "06_models/synthetic/production/model/card.json"
+    present.parent.mkdir(parents=True)
+    present.write_text(card.read_text())
+    lines = call("versions", "list", "--output-root", str(tmp_path)).splitlines()
+    assert [VERSION in line for line in lines if line.split()[:2] == ["*", "synthetic"]] == [True]
 
 
 @pytest.mark.parametrize(("typed", "problem"), [("yesterday", "does not exist"), ("2026", "is not unique")])

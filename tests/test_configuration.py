@@ -155,3 +155,33 @@ def test_unknown_environment_is_one_line_with_the_known_ones(conf):
 )
 def test_numbers_typed_for_text_parameters_stay_text(typed, expected):
     assert cli.run.make_context("run", [f"--params={typed}"]).params["params"] == expected
+
+
+@pytest.mark.parametrize(
+    ("parameters", "problem"),
+    [
+        ({"output_root": "/"}, "root of the file system"),
+        ({"output_root": "/tmp/../"}, "root of the file system"),
+        ({"data_root": "/tmp/" + 300 * "a"}, "300 characters"),
+        ({"images": 300 * "a" + "/*.png"}, "300 characters"),
+    ],
+)
+def test_a_path_that_cannot_be_used_is_refused(parameters: dict[str, str], problem: str):
+    with pytest.raises(InputError, match=problem):
+        loader(PROJECT / "conf", runtime_params=parameters)["parameters"]
+
+
+def test_values_that_are_nested_too_deeply_are_refused(conf: Path):
+    (conf / "base/parameters.yml").write_text("a: " + 5000 * "[" + 5000 * "]")
+    with pytest.raises(InputError, match="nested too deeply"):
+        loader(conf)["parameters"]
+
+
+def test_own_images_are_not_taken_for_the_folder_of_a_dataset(tmp_path: Path):
+    (tmp_path / "tiles/good").mkdir(parents=True)
+    given = {"data_root": str(tmp_path / "tiles")}
+    with pytest.raises(InputError, match=f"--params=dataset=folder,data_root={tmp_path}/tiles"):
+        loader(PROJECT / "conf", runtime_params=given)["parameters"]
+    assert loader(PROJECT / "conf", runtime_params=given | {"dataset": "folder"})["parameters"]["name"] == "tiles"
+    (tmp_path / "tiles/elpv").mkdir()
+    assert loader(PROJECT / "conf", runtime_params=given)["parameters"]["name"] == "elpv"

@@ -198,3 +198,17 @@ def test_a_part_that_is_known_as_good_and_as_defect_is_shown_in_the_report(tmp_p
     (folder / "dent/batch/01.png").write_bytes((folder / "good/05.png").read_bytes())
     page = (run(tmp_path, folder) / "08_reporting/parts/general/report.html").read_text()
     assert "Good and defective at once" in page and "<br>dent/batch/01.png = good/05.png</p>" in page
+
+
+@pytest.mark.parametrize("defects", [0, 1, 2, 4, 5, 10])
+def test_a_model_is_made_from_any_number_of_known_defects_and_learns_one_more(tmp_path, defects: int):
+    folder, own = make(tmp_path / "parts", defects=defects), {"ingestion": {"item_pattern": "(.*)"}}
+    draw(tmp_path / "missed", 99, True)
+    for pipeline, more in {"fit": {}, "learn": {"images": str(tmp_path / "missed"), "label": "anomaly"}}.items():
+        out = run(tmp_path, folder, pipeline, **own, **more)
+        card = json.loads((out / "06_models/parts/production/model/card.json").read_text())
+        known = defects + (pipeline == "learn")
+        assert card["data"]["anomalies"] == known
+        held_out = known if known > 1 else 0  # the only one is learned by all models of cross-fitting
+        assert {row["n_anomalies"] for row in card["misses"] if not row["defect_class"]} == {held_out} - {0}
+    assert "missed/99.png" in (out / "08_reporting/parts/learning/summary.txt").read_text()

@@ -96,7 +96,9 @@ def explain(error: OSError, folder: Path, need: int = 0) -> str:
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return reason
-    return f"{reason}; it needs {format_bytes(need)} or more, {format_bytes(free_bytes(folder))} are free"
+    free = free_bytes(folder)
+    needed = f"it needs {format_bytes(need)}" if need > free else "it needs more"
+    return f"{reason}; {needed}, {format_bytes(free)} are free"
 
 
 def free_bytes(folder: Path) -> int:

@@ -15,14 +15,13 @@ from mpfm_kedro.app.learning import Project
 from mpfm_kedro.app.starting import OPTIONS, serve
 from mpfm_kedro.backbones.store import FeatureStore
 from mpfm_kedro.configuration import input_path, output_path, project_loader, project_root
-from mpfm_kedro.errors import unknown
+from mpfm_kedro.errors import InputError, unknown
 from mpfm_kedro.inspection.versions import find_version, list_versions
 from mpfm_kedro.locks import Use, locked
 from mpfm_kedro.parameter_checks import text_parameters
-from mpfm_kedro.pipeline_registry import register_pipelines
+from mpfm_kedro.pipeline_registry import NAMES
 from mpfm_kedro.protocol.runs import PRODUCTION
 from mpfm_kedro.sources import SOURCES, get_source
-from mpfm_kedro.study_sessions import run_study
 
 
 def _root(name: str, default: str, absolute: Callable[[Path, Path], Path]) -> Callable[..., Any]:
@@ -49,11 +48,13 @@ class PipelineNames(click.ParamType):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Check the names."""
-        known = register_pipelines()
         for name in filter(None, map(str.strip, value.split(","))):
-            if name not in known:
-                raise unknown("pipeline", name, known.keys() - {"__default__"})
+            if name not in [*NAMES, "__default__"]:
+                raise unknown("pipeline", name, NAMES)
         return value
+
+
+MAX_LISTS = 100  # YAML reads nested ones recursively
 
 
 class TypedParameters(click.ParamType):
@@ -63,6 +64,8 @@ class TypedParameters(click.ParamType):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Quote what is a text."""
+        if max(value.count("["), value.count("{")) > MAX_LISTS:
+            raise InputError(f"--params has more than {MAX_LISTS} lists or groups")
         names = "|".join(sorted(text_parameters()))
         return re.sub(rf"(^|,)(\s*(?:{names})\s*=)\s*([-+.\d][-+.\deE_]*)\s*(?=,|$)", r"\1\2'\3'", value)
 
@@ -99,6 +102,8 @@ def cli() -> None:
 @ENV
 def study(file: Path, params: tuple[str, dict[str, Any]], env: str | None) -> None:
     """Compare methods on every dataset of a study FILE that is there, and report on all of them."""
+    from mpfm_kedro.study_sessions import run_study  # with scipy, which is slow to import
+
     run_study(file, params[1], env)
 
 
@@ -147,8 +152,8 @@ def versions() -> None:
 @ROOT
 def list_all(output_root: Path) -> None:
     """Show every version and what it was made from."""
-    overview = list_versions(_versions(output_root))
-    click.echo("no version" if overview.empty else overview.to_string(index=False))
+    overview = list_versions(_versions(output_root), _path("production_model", output_root=str(output_root)).parents[2])
+    click.echo("no version" if overview.empty else f"{overview.to_string(index=False)}\n* the present model")
 
 
 @versions.command()

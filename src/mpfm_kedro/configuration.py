@@ -6,6 +6,7 @@ elsewhere finds the same files.
 
 from __future__ import annotations
 
+import os
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from kedro.io.core import generate_timestamp
 from kedro.utils import find_kedro_project, is_kedro_project
 from omegaconf import OmegaConf
 
-from mpfm_kedro.errors import unknown
+from mpfm_kedro.errors import InputError, unknown
 from mpfm_kedro.parameter_checks import complete
 
 AUTO, OWN = "auto", "folder"
+MAX_NAME = 255  # bytes
 ENVIRONMENTS = {"base_env": "base", "default_run_env": "local", "merge_strategy": {"parameters": "soft"}}
 
 
@@ -29,14 +31,24 @@ def project_root() -> Path:
 
 def output_path(path: str | Path, project: Path) -> Path:
     """A folder to write to: a relative one is below the project."""
-    return project / Path(path).expanduser()
+    folder = _usable(project / Path(path).expanduser())
+    if folder.resolve() == Path(folder.anchor):
+        raise InputError(f"'{path}' is the root of the file system; results are written to a folder of their own")
+    return folder
 
 
 def input_path(path: str | Path, project: Path) -> Path:
     """A file or folder to read: below the project, unless it exists only below the current folder."""
     path = Path(path).expanduser()
-    inside, here = project / path, Path.cwd() / path
+    inside, here = _usable(project / path), Path.cwd() / path
     return here if here.exists() and not inside.exists() else inside
+
+
+def _usable(path: Path) -> Path:
+    """Refuse a name that no file can have."""
+    if longest := next((name for name in path.parts if len(os.fsencode(name)) > MAX_NAME), None):
+        raise InputError(f"'{longest[:20]}…' has {len(longest)} characters; a file or folder has at most {MAX_NAME}")
+    return path
 
 
 def project_loader(env: str | None = None, **parameters: Any) -> ProjectConfigLoader:
@@ -47,14 +59,20 @@ def project_loader(env: str | None = None, **parameters: Any) -> ProjectConfigLo
 def result_name(name: Any, dataset: str, data_root: str) -> str:
     """The name of results in paths and tables: the one given, or that of the dataset; of own images, their folder's.
 
-    No folder of own images shares its name with a published dataset.
+    No folder of own images shares its name with a published dataset, and none is taken for the folder of one.
     """
+    from mpfm_kedro.sources import SOURCES, folder  # with pandas, which is slow to import
+
+    root = Path(data_root)
+    if dataset != OWN and folder.has_layout(root) and not (root / dataset).exists():
+        raise InputError(
+            f"Parameter 'data_root' = '{root}' has images of its own, and dataset = {dataset} would not use them: "
+            f"--params=dataset={OWN},data_root={root}"
+        )
     if name != AUTO:
         return str(name)
     if dataset != OWN:
         return dataset
-    from mpfm_kedro.sources import SOURCES, folder  # with pandas, which is slow to import
-
     folder_name = folder.own_name(Path(data_root))
     return f"own_{folder_name}" if folder_name in SOURCES and folder_name != OWN else folder_name
 
@@ -83,14 +101,20 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     def __getitem__(self, key: str) -> Any:
         if key == "parameters":
-            return complete(self._located(super().__getitem__(key)))
+            return complete(self._located(self._read(key)))
         if key == "catalog":
             parameters = self["parameters"]
             # resolvers are global to the process: the loader that reads must be the one that answers
             OmegaConf.register_new_resolver(
                 "param", lambda name: reduce(lambda group, part: group[part], name.split("."), parameters), replace=True
             )
-        return super().__getitem__(key)
+        return self._read(key)
+
+    def _read(self, key: str) -> Any:
+        try:
+            return super().__getitem__(key)
+        except RecursionError as error:
+            raise InputError(f"A value of the {key} is nested too deeply") from error
 
     def _located(self, parameters: dict[str, Any]) -> dict[str, Any]:
         """Parameters with absolute paths and the name of results."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline
 
-from mpfm_kedro.pipelines import audit, datasets, features, ingestion, production, studies
+NAMES = ["datasets", "ingestion", "audit", "features", "general_setting", "hard_setting", "comparison", "ablation"]
+NAMES += ["sensitivity", "study", "fit", "predict", "learn", "export"]
 
 
 def register_pipelines() -> dict[str, Pipeline]:
-    """All pipelines by name."""
+    """All pipelines by name; names and parameters are checked before these imports, which take seconds."""
+    from mpfm_kedro.pipelines import audit, datasets, features, ingestion, production, studies
+
     pipelines = {
         "datasets": datasets.create_pipeline(),
         "ingestion": ingestion.create_pipeline(),

@@ -102,6 +102,8 @@ def test_rows_of_several_parts_are_read_like_one_array(index):
     np.testing.assert_array_equal(rows[index], whole[index])
     with pytest.raises(IndexError):
         rows[[9]]
+    with pytest.raises(InputError, match="moved or deleted"):
+        StoredRows([], (2, 3), whole.dtype)[np.array([0])]
 
 
 @pytest.mark.parametrize(("size", "seconds", "parts"), [(0, 99, 5), (1 << 30, 99, 2), (1 << 30, 0, 5), (40, 99, 3)])

@@ -1,5 +1,7 @@
 """What a model is taught: labels that do not contradict each other."""
 
+import os
+
 import pandas as pd
 import pytest
 from PIL import Image
@@ -7,6 +9,7 @@ from PIL import Image
 from mpfm_kedro.datasets.inspection import CollectionDataset
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
+from mpfm_kedro.inspection.model import FORMAT, write_card
 
 SAMPLES = pd.DataFrame({"content_hash": ["other"], "label": [0]})
 
@@ -60,6 +63,25 @@ def test_what_is_known_is_not_learned_twice(dataset, files):
 def test_a_changed_image_is_refused(dataset, files, tmp_path):
     dataset.save(dataset.load().add(files[:2], "anomaly", SAMPLES))
     collection = dataset.load()
-    Image.new("L", (8, 8), 99).save(collection.folder / collection.table["file"][0])
+    loader = ImageLoader("own", tmp_path, 10**6, tmp_path / "memory.parquet")
+    collection.samples("own", "", loader)
+    file = collection.folder / collection.table["file"][0]
+    status, content = file.stat(), bytearray(file.read_bytes())
+    content[-1] ^= 1  # a bit, as on a disk that decays: size and date stay
+    file.write_bytes(content)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
     with pytest.raises(InputError, match="checksum mismatch"):
-        collection.samples("own", "", ImageLoader("own", tmp_path, 10**6, tmp_path / "memory.parquet"))
+        collection.samples("own", "", loader)
+
+
+def test_an_interrupted_run_leaves_what_the_model_has_learned(dataset, files, tmp_path):
+    dataset.save(dataset.load().add(files[:1], "anomaly", SAMPLES))
+    card = {"format": FORMAT, "learned": dataset.load().table.to_dict("records")}
+    (tmp_path / "model").mkdir()
+    write_card(card, tmp_path / "model")
+    dataset.save(dataset.load().add(files[1:], "anomaly", SAMPLES))  # then the run is killed
+    before = CollectionDataset(str(tmp_path / "collection"), model=str(tmp_path / "model"))
+    assert before.load().table["origin"].tolist() == [str(files[0])]
+    assert len(before.load().add(files[1:], "anomaly", SAMPLES).table) == 3  # can be learned again
+    write_card(card | {"format": 1}, tmp_path / "model")  # of an earlier version of the project: nothing is lost
+    assert len(before.load().table) == 3

@@ -14,6 +14,7 @@ from PIL import Image
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.inspection.collection import COLUMNS, Collection
+from mpfm_kedro.inspection.model import model_digest
 from mpfm_kedro.parameters import IngestionParameters
 from mpfm_kedro.pipelines.fit.nodes import gather_samples
 from mpfm_kedro.pipelines.learn.nodes import add_images, summarise_learning
@@ -28,6 +29,9 @@ INGESTION = IngestionParameters(
     split_by_item=False,
     drop_duplicates=False,
 )
+
+
+BOTH: Any = SimpleNamespace(card={"guarantee": "", "files": {}, "backbones": [], "pixel_range": ""})
 
 
 def model(learned: list[dict[str, Any]]) -> Any:
@@ -63,26 +67,34 @@ def test_a_folder_with_an_unusable_image_is_refused_and_the_image_named(
         add(images, empty, [])
 
 
-def test_what_an_interrupted_run_had_kept_can_be_learned(empty: Collection, tmp_path: Path):
-    for number in range(2):
-        Image.new("L", (8, 8), 50 * number).save(tmp_path / f"{number}.png")
-    learned = add(tmp_path / "0.png", empty, [])
-    interrupted = add(tmp_path / "1.png", learned, learned.table.to_dict("records"))
-    again = add(tmp_path / "1.png", interrupted, learned.table.to_dict("records"))
-    assert again.table["content_hash"].tolist() == interrupted.table["content_hash"].tolist()
-    with pytest.raises(InputError, match="Nothing to learn"):
-        add(tmp_path / "1.png", interrupted, interrupted.table.to_dict("records"))
-
-
 @pytest.mark.parametrize(("auc", "said"), [(0.75, "0.750, 0.900"), (np.nan, "undefined, 0.900")])
 def test_the_auc_before_and_after_is_that_of_mpfm(auc: float, said: str):
     methods = ["MPFM", "MPFM, no anomaly known"]
     metrics = pd.DataFrame(
         {"run": ["before"] * 2 + ["after"] * 2, "method": methods * 2, "auc": [auc, 0.5, 0.9, 0.5]},
     )
-    both: Any = SimpleNamespace(card={"guarantee": ""})
-    compared = pd.DataFrame(columns=["path", "decision_before", "decision_after"])
-    text = summarise_learning(both, both, compared, metrics)
+    columns = [
+        "path",
+        "taught",
+        "like_taught",
+        "decision_before",
+        "decision_after",
+        "decision_held_out",
+        "p_value_after",
+    ]
+    rows = [
+        ["taught.png", "anomaly", True, "good", "uncertain", "good", 0.2],
+        ["hidden.png", "anomaly", False, "good", "good", "good", 0.3],
+        ["alike.png", "", True, "good", "uncertain", "", 0.2],
+        ["other.png", "", False, "good", "good", "", 0.2],
+    ]
+    text = summarise_learning(
+        BOTH, BOTH, pd.DataFrame(rows, columns=columns), metrics, {model_digest(BOTH.card): "undo"}
+    )
+    assert "  good → uncertain (held out: good)  taught.png" in text
+    assert "hidden.png stays good" in text and "30 % of them" in text and "taught.png stays" not in text
+    assert "1 other images look like a taught defect: 1 of them were good, 0 are" in text
+    assert "Of 2 earlier predictions, 1 change" in text and text.endswith("To undo: undo")
     assert f"AUC of the general setting, without and with all learned images: {said}" in text
 
 

@@ -15,7 +15,8 @@ from threading import Lock, Thread
 
 from mpfm_kedro.configuration import project_loader, project_root
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.inspection.model import CARD, model_digest, read_card
+from mpfm_kedro.inspection.model import model_digest, read_card
+from mpfm_kedro.inspection.versions import restore_command, versions_by_digest
 
 LINES = 40  # of a command's output that are shown: all that learn prints at its end
 SECONDS_TO_END = 10.0
@@ -52,18 +53,13 @@ class Project:
 
     def go_back(self, version: str) -> list[str]:
         """The command that restores an earlier version of the model."""
-        root = ["--output-root", str(self.output_root)]
-        return [*self._kedro("versions", "use"), self.dataset, version, *root]
+        return self._kedro(*restore_command(self.dataset, version, self.output_root)[1:])
 
     def earlier_version(self) -> str | None:
         """The version before the present model, if there is one."""
-        present, older = model_digest(read_card(self.model)), None
-        for file in sorted(self.versions.glob(f"*/*/{CARD}")):
-            with suppress(InputError):  # of an older format
-                if model_digest(read_card(file.parent)) == present:
-                    return older
-                older = file.parents[1].name
-        return None
+        versions = versions_by_digest(self.versions)
+        earlier = dict(zip(versions, [None, *versions.values()], strict=False))
+        return earlier.get(model_digest(read_card(self.model)))
 
     def _kedro(self, *command: str) -> list[str]:
         environment = [f"--env={self.env}"] if self.env else []

@@ -38,7 +38,7 @@ def draw_results(
     ``labels`` are those of marked images, by key; None where the model cannot learn.
     """
     scores = [image.prediction.score for image in images]
-    decisions = [str(decision) for decision in decide(scores, threshold)]
+    decisions = decide(scores, threshold, [image.prediction.likeness for image in images]).tolist()
     counts = Counter(decisions)
     addresses = {sample: f"known/{index}" for index, sample in enumerate(inspector.model.gallery.table["sample_id"])}
     guarantee = describe_guarantee(threshold, inspector.model.calibration.anomalies["score"])
@@ -47,6 +47,7 @@ def draw_results(
         guarantee=f"{guarantee} The model was made on {inspector.card['made']}.",
         histogram=draw_histogram(inspector.normal_scores, scores, threshold),
         counts=", ".join(f"{counts[name]:,} {name}" for name in SIGNS if counts[name]),
+        alike=threshold.alike,
         images=list(zip(images, decisions, strict=True)),
         neighbours=lambda found: [
             (addresses[one.sample_id], one.sample_id) for one in found if one.sample_id in addresses

@@ -120,6 +120,8 @@ class StoredRows:
         return len(self._rows)
 
     def __getitem__(self, index: Any) -> np.ndarray:
+        if np.size(index) and not len(self):
+            raise InputError("Features are missing: their store was moved or deleted; start again")
         numbers = np.arange(len(self))[index]
         rows = [self._rows[number] for number in np.atleast_1d(numbers).tolist()]
         return np.concatenate([np.empty(0, self.dtype), *rows]).reshape(*numbers.shape, *self.shape[1:])

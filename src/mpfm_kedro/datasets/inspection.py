@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Hashable
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +26,23 @@ RESTORE = "kedro versions use brings back the collection of a version of the pro
 
 
 class CollectionDataset(PathDataset):
-    """A folder of images that were learned after the dataset, with a table; empty at first."""
+    """A folder of images that were learned after the dataset, with a table; empty at first.
+
+    Of the table of an interrupted run only what the ``model`` has learned counts, where one is named and readable.
+    """
+
+    def __init__(self, filepath: str, model: str | None = None, metadata: dict[str, Any] | None = None) -> None:
+        super().__init__(filepath, metadata)
+        self.model = model
 
     def load(self) -> Collection:
         """The collection."""
         from mpfm_kedro.inspection.collection import COLUMNS, Collection
+        from mpfm_kedro.inspection.model import read_card
 
+        if self.model is not None:
+            with suppress(InputError):
+                return Collection(self.path, pd.DataFrame(read_card(Path(self.model))["learned"], columns=COLUMNS))
         table = load_table(self.table, RESTORE) if self.table.is_file() else pd.DataFrame(columns=COLUMNS)
         return Collection(self.path, table)
 
@@ -92,6 +105,21 @@ class SummariesDataset(PathDataset):
     def _rows(self, file: Path) -> list[dict[Hashable, Any]]:
         names = ["method", "category", "known_class", "n_anomalies", "auc_mean", "auc_std", "ap_mean", "ap_std"]
         return select(file, [*names, "n_seeds"], REBUILD_HINT).dropna(subset="auc_mean").to_dict("records")
+
+
+class VersionsDataset(PathDataset):
+    """The versions of a production model, with the command that restores each."""
+
+    def __init__(self, filepath: str, output_root: str, metadata: dict[str, Any] | None = None) -> None:
+        super().__init__(filepath, metadata)
+        self.root = output_root
+
+    def load(self) -> dict[str, str]:
+        """Commands by the digest of the model."""
+        from mpfm_kedro.inspection.versions import restore_command, versions_by_digest
+
+        dataset, versions = self.path.parents[1].name, versions_by_digest(self.path)
+        return {digest: shlex.join(restore_command(dataset, one, self.root)) for digest, one in versions.items()}
 
 
 class EarlierPredictionsDataset(PathDataset):

@@ -1,7 +1,7 @@
 """Export: a production model as one ONNX file, from pixels to score and heat map, for use without torch.
 
     model.onnx  pixels: bytes (batch, height, width, 3), RGB of any size
-                → score (batch,), heat_map (batch, h, w), parts (batch, 4), mode (batch,)
+                → score (batch,), heat_map (batch, h, w), parts (batch, 4), mode (batch,), likeness (batch,)
     card.json   the card of the model, with its thresholds
 
 The file is compared with the inspector over real images. Where a decision would be another one, nothing is written.
@@ -28,6 +28,7 @@ from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.position_maps import FINER, SIGMA, resize
 from mpfm_kedro.inspection.inspector import Inspector
+from mpfm_kedro.inspection.likeness import likeness
 from mpfm_kedro.inspection.model import Model, file_digest, model_digest, write_card
 from mpfm_kedro.inspection.resizing import resize_bytes
 from mpfm_kedro.inspection.thresholds import decide
@@ -53,12 +54,16 @@ class Parity:
 
 
 class Outputs(NamedTuple):
-    """What the exported network returns for B images: S (B,), heat map 0..1 (B, h, w), S_g … S_n (B, 4), mode (B,)."""
+    """What the exported network returns for B images.
+
+    S (B,), heat map 0..1 (B, h, w), S_g … S_n (B, 4), mode (B,), likeness to a known defect (B,).
+    """
 
     score: Tensor
     heat_map: Tensor
     parts: Tensor
     mode: Tensor
+    likeness: Tensor
 
 
 class ExportedModel(nn.Module):
@@ -79,6 +84,8 @@ class ExportedModel(nn.Module):
         self.low, self.high = model.card["heat_map"]["low"], model.card["heat_map"]["high"]
         height, width = (_smoothing(side) for side in self.specs[0]["map_shape"][1:])
         self.height, self.width = nn.Buffer(height), nn.Buffer(width.T.contiguous())
+        z, known = torch.from_numpy(model.gallery.z), torch.from_numpy(model.gallery.is_known)
+        self.normals, self.known = nn.Buffer(z[~known]), nn.Buffer(z[known])
         self.requires_grad_(False).eval()
 
     def forward(self, pixels: Tensor) -> Outputs:
@@ -90,7 +97,8 @@ class ExportedModel(nn.Module):
         found = self.detector(features)
         smooth = self.height @ (found.positions @ self.width)
         heat_map = ((smooth - self.low) / (self.high - self.low)).clamp(0, 1)
-        return Outputs(found.score, heat_map, found.parts, found.mode)
+        z = self.detector.first.standardiser.z(features[0][0])
+        return Outputs(found.score, heat_map, found.parts, found.mode, likeness(z, self.normals, self.known))
 
 
 def _smoothing(n: int) -> Tensor:
@@ -105,7 +113,9 @@ def export_model(model: Model, images: Iterable[tuple[str, Image.Image]], folder
     Where a package is missing, there is no image, or a decision differs, the folder stays as it was.
     """
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        raise InputError(f"Export needs the packages {', '.join(missing)}: pip install '.[export]' installs them")
+        raise InputError(
+            f"Export needs the packages {', '.join(missing)}: pip install -c constraints.txt -e '.[export]'"
+        )
     with replacing_folder(folder) as partial:
         write_network(ExportedModel(model), partial / NETWORK, model_digest(model.card))
         parity = measure_parity(Inspector(model, "cpu"), open_network(partial / NETWORK), images)
@@ -142,10 +152,9 @@ def open_network(file: Path, threads: int = 0) -> InferenceSession:
     return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
 
-def run_network(network: InferenceSession, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scores (B,) and heat maps (B, h, w) of bytes (B, H, W, 3)."""
-    score, heat_map = network.run(["score", "heat_map"], {PIXELS: pixels})
-    return score, heat_map
+def run_network(network: InferenceSession, pixels: np.ndarray) -> list[np.ndarray]:
+    """Scores (B,), heat maps (B, h, w) and likeness (B,) of bytes (B, H, W, 3)."""
+    return network.run(["score", "heat_map", "likeness"], {PIXELS: pixels})
 
 
 def measure_parity(
@@ -156,12 +165,12 @@ def measure_parity(
     limits = [limit for limit in (threshold.defective, threshold.good) if limit is not None]
     scores, heat_maps, margins, flips = [], [], [], []
     for name, image in images:
-        (score,), (heat_map,) = run_network(network, np.asarray(image)[None])
+        (score,), (heat_map,), (alike,) = run_network(network, np.asarray(image)[None])
         expected = inspector.predict(image)
         scores.append(abs(float(score) - expected.score))
         heat_maps.append(float(np.abs(heat_map - expected.heat_map).max()))
         margins.append(min(abs(expected.score - limit) for limit in limits))
-        if decide(score, threshold) != expected.decision:
+        if decide(score, threshold, alike) != expected.decision:
             flips.append(name)
     if not scores:
         raise InputError("Export needs at least one image to compare on: name some, --params=images=PATH")

@@ -31,9 +31,10 @@ from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.position_maps import smooth_maps
 from mpfm_kedro.inspection.heat_maps import USUAL, Region, find_regions, overlay, scale
+from mpfm_kedro.inspection.likeness import likeness
 from mpfm_kedro.inspection.model import Model, load_model
 from mpfm_kedro.inspection.preparation import MAX_MEGAPIXELS, ImageLike, Prepared, prepare, read_image
-from mpfm_kedro.inspection.thresholds import Threshold, choose_threshold, decide, p_values
+from mpfm_kedro.inspection.thresholds import Threshold, decide, p_values
 
 BATCH = 32
 NEAREST = 4
@@ -52,6 +53,7 @@ class Prediction:
     heat_map: np.ndarray = field(repr=False)  # 0..1 (h, w), on a grid coarser than the image
     regions: list[Region]  # that stand out, in pixels of the image, the largest first
     size: tuple[int, int]  # width and height of the image
+    likeness: float  # to a known defect, 0 to 1: above that of normals it is not good
     z: np.ndarray = field(repr=False)  # its standardised pooled statistics
 
     @property
@@ -84,8 +86,9 @@ class Inspector:
             for spec, weights in zip(self._specs, model.backbones, strict=True)
         ]
         self._detector = load(model.detector, self.device)
-        normal = model.gallery.table["defect_class"].eq("").to_numpy()
-        self._members = np.flatnonzero(normal), np.flatnonzero(~normal)
+        known = model.gallery.is_known
+        self._members = np.flatnonzero(~known), np.flatnonzero(known)
+        self._gallery = [torch.from_numpy(model.gallery.z[members]) for members in self._members]
         self._squares = np.square(model.gallery.z).sum(1)
         self.normal_scores = model.calibration.item_scores
         self.threshold = self.threshold_for(self.card["threshold"]["rate"], self.card["threshold"]["confidence"])
@@ -107,7 +110,7 @@ class Inspector:
 
     def threshold_for(self, rate: float, confidence: float) -> Threshold:
         """The thresholds of another false-alarm rate, without training."""
-        return choose_threshold(self.normal_scores, rate, confidence)
+        return self.model.calibration.threshold(rate, confidence)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -158,9 +161,11 @@ class Inspector:
         """The predictions for images of known features and sizes (width, height)."""
         result = self._detector.inspect(rows)
         heat = scale(smooth_maps(result.positions.numpy()), self.card["heat_map"]["low"], self.card["heat_map"]["high"])
-        z = self._detector.first.standardiser.z_of(rows).cpu().numpy()
+        z = self._detector.first.standardiser.z_of(rows).cpu()
+        alike = likeness(z, *self._gallery).double().numpy()
         scores = result.score.double().numpy()
-        decisions, p = decide(scores, threshold or self.threshold), p_values(scores, self.normal_scores)
+        decisions = decide(scores, threshold or self.threshold, alike)
+        p = p_values(scores, self.normal_scores)
         return [
             Prediction(
                 score=float(scores[i]),
@@ -172,7 +177,8 @@ class Inspector:
                 heat_map=heat[i],
                 regions=find_regions(heat[i], USUAL, size),
                 size=size,
-                z=z[i],
+                likeness=float(alike[i]),
+                z=z[i].numpy(),
             )
             for i, size in enumerate(sizes)
         ]

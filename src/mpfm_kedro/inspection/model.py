@@ -17,7 +17,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ import pandas as pd
 from mpfm_kedro.atomic import first_line, readable_folder, replacing_folder
 from mpfm_kedro.detectors.mpfm.specification import stage_name
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.inspection.thresholds import item_scores
+from mpfm_kedro.inspection.thresholds import Threshold, choose_threshold, item_scores
 from mpfm_kedro.protocol.memory import read_artefact, write_artefact
 
 if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays 
 
     from mpfm_kedro.detectors.base import Artefact
 
-FORMAT = 7  # of the folder; others are refused
+FORMAT = 8  # of the folder; others are refused
 CARD, DETECTOR, CALIBRATION = "card.json", "detector.safetensors", "calibration.parquet"
 GALLERY, GALLERY_FEATURES = "gallery.parquet", "gallery.safetensors"
 MAX_SIZE = 4096  # pixels of a side
@@ -48,7 +48,8 @@ class HeldOutScores:
 
     Args:
         table: sample_id, label, defect_class, item, score and ``PART_COLUMNS`` of all normals and of the original
-            known anomalies that were ever held out. Images of one item are one observation.
+            known anomalies that were ever held out; of normals, likeness to a known anomaly. Images of one item are
+            one observation.
     """
 
     table: pd.DataFrame
@@ -68,6 +69,12 @@ class HeldOutScores:
         """The largest score of each normal item."""
         return item_scores(self.normals["score"], self.normals["item"].to_numpy())
 
+    def threshold(self, rate: float, confidence: float) -> Threshold:
+        """The thresholds of a false-alarm rate."""
+        alike = item_scores(self.normals["likeness"], self.normals["item"].to_numpy())
+        found = choose_threshold(self.item_scores, rate, confidence)
+        return replace(found, alike=choose_threshold(alike, rate, confidence).defective)
+
 
 @dataclass(frozen=True)
 class Gallery:
@@ -75,6 +82,11 @@ class Gallery:
 
     table: pd.DataFrame  # sample_id, defect_class ("" for normals) and thumbnail (JPEG)
     z: np.ndarray  # their standardised pooled statistics (n, d)
+
+    @property
+    def is_known(self) -> np.ndarray:
+        """Which of them are known anomalies, (n,)."""
+        return self.table["defect_class"].ne("").to_numpy(copy=True)
 
 
 @dataclass(frozen=True)
@@ -125,7 +137,7 @@ def read_card(folder: Path) -> dict[str, Any]:
     try:
         card = dict(json.loads(file.read_text(encoding="utf-8")))
         found = card["format"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise InputError(f"The model in {folder} is damaged: {CARD} cannot be read ({error}); {FIT_HINT}") from error
     if found != FORMAT:
         raise InputError(f"The model in {folder} has format {found}, this version reads format {FORMAT}; {FIT_HINT}")

@@ -14,7 +14,7 @@ from mpfm_kedro.errors import InputError
 from mpfm_kedro.evaluation.columns import PART_COLUMNS
 from mpfm_kedro.inspection.model import model_digest
 
-LOGGED = ["score", "mode", *PART_COLUMNS, "flagged_by", "box", "area", "error"]
+LOGGED = ["score", "mode", *PART_COLUMNS, "flagged_by", "box", "area", "likeness", "error"]
 STATE = ["size", "modified"]
 
 

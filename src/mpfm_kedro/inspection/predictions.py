@@ -24,7 +24,6 @@ from torch.utils.data import DataLoader
 from mpfm_kedro.atomic import replacing
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.evaluation.columns import PART_COLUMNS
 from mpfm_kedro.inspection.finding import escape_undecodable
 from mpfm_kedro.inspection.heat_maps import to_jpeg
 from mpfm_kedro.inspection.inspector import Inspector, Prediction
@@ -35,7 +34,7 @@ from mpfm_kedro.inspection.thresholds import GOOD, Threshold, decide, p_values
 from mpfm_kedro.progress import progress
 
 logger = logging.getLogger(__name__)
-COLUMNS = ["path", "score", "p_value", "decision", "mode", *PART_COLUMNS, "flagged_by", "box", "area", "error"]
+COLUMNS = ["path", "score", "p_value", "decision", *LOGGED[1:]]
 ERROR = "error"
 TABLE, OVERLAYS = "predictions.csv", "overlays"  # in the folder of a batch
 OVERLAY_SIDE = 640
@@ -79,7 +78,7 @@ def _tabulate(
     table["decision"], table["p_value"] = ERROR, float("nan")
     if usable.any():
         scores = table.loc[usable, "score"].astype(float)
-        table.loc[usable, "decision"] = decide(scores, threshold)
+        table.loc[usable, "decision"] = decide(scores, threshold, table.loc[usable, "likeness"].astype(float))
         table.loc[usable, "p_value"] = p_values(scores, inspector.normal_scores)
     table["mode"] = table["mode"].astype("Int64")
     return table[COLUMNS].sort_values(["score", "path"], ascending=[False, True], ignore_index=True)
@@ -104,7 +103,7 @@ class Drawing:
         """Whether an image that was predicted before lacks its overlay."""
         if self.folder is None or row["error"]:
             return False
-        decision = str(decide([row["score"]], self.threshold)[0])
+        decision = str(decide([row["score"]], self.threshold, row["likeness"])[0])
         return self._is_shown(decision) and not overlay_path(self.folder, self.inspector.card, path).is_file()
 
     def draw(self, path: str, prediction: Prediction) -> None:
@@ -190,6 +189,7 @@ def _log_record(prediction: Prediction) -> dict[str, Any]:
         "flagged_by": prediction.flagged_by,
         "box": ",".join(map(str, region.box)) if region else "",
         "area": sum(found.area for found in prediction.regions),
+        "likeness": prediction.likeness,
         "error": "",
     }
 

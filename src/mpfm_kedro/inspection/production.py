@@ -20,9 +20,10 @@ from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.position_maps import smooth_maps
 from mpfm_kedro.images.views import ORIGINAL
 from mpfm_kedro.inspection.heat_maps import find_limits, to_jpeg
+from mpfm_kedro.inspection.likeness import likeness
 from mpfm_kedro.inspection.model import FORMAT, Gallery, HeldOutScores, Model
 from mpfm_kedro.inspection.operating_points import advise, count_misses
-from mpfm_kedro.inspection.thresholds import choose_threshold, describe_guarantee
+from mpfm_kedro.inspection.thresholds import describe_guarantee
 from mpfm_kedro.progress import progress
 from mpfm_kedro.protocol.data import select, training_data
 from mpfm_kedro.provenance import code_revision, library_versions
@@ -62,10 +63,12 @@ def make_model(
     """The production model with its card; its guarantee rests on detectors of cross-fitting."""
     calibration, (low, high) = score_held_out(fit, device)
     detector = load(fit.pieces, device)
+    gallery = make_gallery(fit, detector)
+    calibration = add_likeness(calibration, gallery, fit, detector)
     card = describe_model(fit, evaluation, learned) | {"heat_map": {"low": low, "high": high}}
     card |= describe_threshold(calibration, false_alarm_rate, confidence)
     weights = [dict(each) for each in fit.weights]
-    return Model(card, keep_final(fit.pieces), weights, calibration, make_gallery(fit, detector))
+    return Model(card, keep_final(fit.pieces), weights, calibration, gallery)
 
 
 def score_held_out(fit: ProductionFit, device: torch.device) -> tuple[HeldOutScores, tuple[float, float]]:
@@ -97,7 +100,7 @@ def _scored(sample_ids: np.ndarray, result: MPFMOutput) -> pd.DataFrame:
 
 def describe_threshold(held_out: HeldOutScores, false_alarm_rate: float, confidence: float) -> dict[str, Any]:
     """What the card says of thresholds: for one rate here, for any other from the held-out scores."""
-    threshold = choose_threshold(held_out.item_scores, false_alarm_rate, confidence)
+    threshold = held_out.threshold(false_alarm_rate, confidence)
     misses = count_misses(held_out, false_alarm_rate, confidence)
     return {
         "threshold": asdict(threshold),
@@ -148,8 +151,25 @@ def make_gallery(fit: ProductionFit, detector: MPFMDetector) -> Gallery:
         for values in table[["path", "crop", "content_hash", "pixel_range"]].to_numpy()
     ]
     shown = pd.DataFrame({"sample_id": chosen, "defect_class": table["defect_class"].tolist(), "thumbnail": thumbnails})
-    rows = select(fit.features, np.array(chosen), [ORIGINAL]).of_backbone(0)
-    return Gallery(shown, detector.first.standardiser.z_of(rows).cpu().numpy())
+    return Gallery(shown, standardised(chosen, fit, detector).numpy())
+
+
+def add_likeness(
+    held_out: HeldOutScores, gallery: Gallery, fit: ProductionFit, detector: MPFMDetector
+) -> HeldOutScores:
+    """With the likeness of each normal to the known anomalies of a gallery, compared with normals of other items."""
+    items = fit.samples.set_index("sample_id")["item"]
+    z, known = torch.from_numpy(gallery.z), gallery.is_known
+    normals = held_out.normals["sample_id"]
+    same = items[normals].to_numpy()[:, None] == items[gallery.table["sample_id"][~known]].to_numpy()
+    found = likeness(standardised(normals.tolist(), fit, detector), z[~known], z[known], torch.tensor(same))
+    return HeldOutScores(held_out.table.assign(likeness=pd.Series(found.numpy(), normals.index)))
+
+
+def standardised(sample_ids: Sequence[str], fit: ProductionFit, detector: MPFMDetector) -> Tensor:
+    """z of some samples, of the first backbone."""
+    rows = select(fit.features, np.array(sample_ids), [ORIGINAL]).of_backbone(0)
+    return detector.first.standardiser.z_of(rows).cpu()
 
 
 def spread(values: Sequence[Value], most: int) -> list[Value]:

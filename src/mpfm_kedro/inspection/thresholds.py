@@ -43,6 +43,7 @@ class Threshold:
     rate_expected: float  # the false-alarm rate on average over draws of the normals, k / (n + 1)
     defective: float  # a score above it is defective
     good: float | None  # a score up to it is good; None where the normals are too few to call any score good
+    alike: float = 1.0  # an image with a higher likeness to a known defect is not good
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,11 @@ def item_scores(scores: ArrayLike, items: Sequence[object] | NDArray | None = No
     return np.asarray(pd.Series(values).groupby(np.asarray(items)).max(), dtype=np.float64)
 
 
-def decide(scores: ArrayLike, threshold: Threshold) -> NDArray[np.str_]:
-    """Good, uncertain or defective for each score, (n,)."""
+def decide(scores: ArrayLike, threshold: Threshold, likeness: ArrayLike = 0.0) -> NDArray[np.str_]:
+    """Good, uncertain or defective for each score, (n,), and likeness to a known defect."""
     values = _not_nan(scores, "there is no decision about it")
     good = np.zeros(values.shape, dtype=bool) if threshold.good is None else values <= threshold.good
+    good &= np.asarray(likeness) <= threshold.alike
     return np.where(values > threshold.defective, DEFECTIVE, np.where(good, GOOD, UNCERTAIN))
 
 

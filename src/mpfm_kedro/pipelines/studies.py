@@ -25,6 +25,7 @@ from mpfm_kedro.reports.variants import ablation_table, sensitivity_table, write
 SHARED = {"samples", "images", "features", "backbone_weights", "study_plan", "compared"}
 SHARED |= {"production_samples", "production_features", "production_model", "collection", "setting_summaries"}
 SHARED |= {"prediction_log", "batch_folder", "export_folder", "replaced_model", "earlier_predictions"}
+SHARED |= {"restore_commands", "collection_before"}
 PROTOCOL = ["samples", "params:protocol"]
 SCORED = ["models", "features", "samples", "images", "params:compute"]
 

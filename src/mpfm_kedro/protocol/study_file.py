@@ -30,7 +30,7 @@ def read_study(path: str | None) -> list[dict[str, Any]]:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"Parameter 'study' = '{path}': the file cannot be read ({error})") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     study = _covered(content, f"{path}: ", (*COMPARED, *OF_ALL, "parameters", "datasets"))
     entries = study.pop("datasets", None)

@@ -23,7 +23,7 @@ from mpfm_kedro.atomic import replacing
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.batches import compare_batch
 from mpfm_kedro.inspection.model import Model
-from mpfm_kedro.inspection.thresholds import Threshold, choose_threshold, describe_guarantee
+from mpfm_kedro.inspection.thresholds import Threshold, describe_guarantee
 from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
 from mpfm_kedro.reports.pages import embed_figure, render
 
@@ -91,7 +91,7 @@ def write_page(
         row["overlay"] = overlay.relative_to(folder).as_posix() if overlay.is_file() else ""
         images.append(_describe_image(row, logged.get(row["path"], {}), pictures, common))
     normals = model.calibration.item_scores
-    threshold = choose_threshold(normals, parameters.false_alarm_rate, parameters.confidence)
+    threshold = model.calibration.threshold(parameters.false_alarm_rate, parameters.confidence)
     scores = predictions.loc[predictions["decision"] != "error", "score"].astype(float)
     return render(
         "predictions.html",

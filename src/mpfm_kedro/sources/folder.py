@@ -25,7 +25,7 @@ OBTAIN = f"your own images, as {LAYOUTS}"
 
 def locate(root: Path) -> Path:
     """The data root itself if it has images of the layout, else ``folder`` in it."""
-    if _has_layout(root):
+    if has_layout(root):
         return root
     if not root.is_dir():
         problem = "is not a folder" if root.exists() else "does not exist"
@@ -35,13 +35,14 @@ def locate(root: Path) -> Path:
     raise InputError(f"{TITLE}: data_root {root} has neither good/ nor train/good. {_advice(root)}")
 
 
-def _has_layout(folder: Path) -> bool:
+def has_layout(folder: Path) -> bool:
+    """Whether a folder has good images where own images have them."""
     return (folder / "good").is_dir() or (folder / "train" / "good").is_dir()
 
 
 def _advice(root: Path) -> str:
     """What to do about a folder without the layout: name the one that was meant, or arrange the images."""
-    if meant := next((folder for folder in [root.parent, *subfolders(root)] if _has_layout(folder)), None):
+    if meant := next((folder for folder in [root.parent, *subfolders(root)] if has_layout(folder)), None):
         return f"{meant} has: is data_root={meant} meant?"
     folders = ", ".join(path.name for path in subfolders(root))
     holds = f"the folders {folders}" if folders else f"{len(image_files(root))} images and no folder"

@@ -58,6 +58,10 @@ def list_samples(images: ImageLoader, category: str, parameters: IngestionParame
             )
         for problem in problems:
             logger.warning("%s: %s", title, problem)
+    classes = samples["defect_class"][samples["label"] == 1]
+    message = "%s: %d normal images and %d anomalies of %d classes in %s"
+    named = samples["dataset"].iloc[0], (samples["label"] == 0).sum(), len(classes), classes.nunique(), images.folder
+    logger.info(message, *named)
     return samples
 
 

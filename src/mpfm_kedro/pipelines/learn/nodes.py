@@ -8,9 +8,10 @@ from typing import Any
 import pandas as pd
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.inspection.collection import Collection
+from mpfm_kedro.inspection.collection import LABELS, Collection
 from mpfm_kedro.inspection.finding import find_images
-from mpfm_kedro.inspection.model import Model
+from mpfm_kedro.inspection.model import Model, model_digest
+from mpfm_kedro.inspection.thresholds import GOOD, decide, percent
 from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
 
 SHOWN = 20  # predictions that change, on the terminal
@@ -26,7 +27,7 @@ def add_images(
 ) -> tuple[Collection, Model]:
     """The collection of the model with more images, and the model that does not know them yet.
 
-    All images are read before any is kept. Images of an interrupted run are not in the card: they can be learned.
+    All images are read before any is kept. Images of an interrupted run are not in the collection: they can be learned.
     """
     from mpfm_kedro.inspection.preparation import read_image  # with torch, which is slow to import
 
@@ -35,51 +36,98 @@ def add_images(
     files = find_images(images)
     for file in files:
         read_image(file, model.card["pixel_range"], ingestion.max_megapixels)
-    return collection.with_rows(model.card["learned"]).add(files, label, samples), model
+    return collection.add(files, label, samples), model
 
 
 def compare_predictions(
     before: Model,
     after: Model,
+    collection: Collection,
     predictions: pd.DataFrame,
     log_folder: Path,
     parameters: InspectionParameters,
     ingestion: IngestionParameters,
-    device: str,
 ) -> pd.DataFrame:
-    """Score and decision of all earlier predictions by the model before and after learning.
+    """Score and decision of taught images and earlier predictions by the model before and after learning.
 
-    Each model has a log: predictions by the old one are there, and those by the new one need no computing later.
+    Of taught images also by the model of cross-fitting that has not seen them. Each model has a log: predictions by
+    the old one are there, and those by the new one need no computing later.
     """
     from mpfm_kedro.inspection.inspector import Inspector  # with torch, which is slow to import
     from mpfm_kedro.inspection.prediction_log import PredictionLog
     from mpfm_kedro.inspection.predictions import predict_files
 
-    files = [Path(path) for path in predictions.loc[predictions["error"] == "", "path"] if Path(path).is_file()]
+    known = {row["content_hash"] for row in before.card["learned"]}
+    taught = collection.table[~collection.table["content_hash"].isin(known)]
+    taught.index = pd.Index([str((collection.folder / file).absolute()) for file in taught["file"]])
+    names = "collection/" + taught["file"]
+    usable = predictions.loc[predictions["error"] == "", "path"]
+    earlier = [path for path in usable if Path(path).is_file() and path not in set(taught["origin"])]
     tables = []
     for name, model in (("before", before), ("after", after)):
-        inspector = Inspector(model, device, ingestion.max_megapixels)
+        inspector = Inspector(model, parameters.device, ingestion.max_megapixels)
         threshold = inspector.threshold_for(parameters.false_alarm_rate, parameters.confidence)
         log = PredictionLog.of(log_folder, model.card)
+        files = [Path(path) for path in [*taught.index, *earlier]]
         table = predict_files(inspector, files, log, threshold, workers=parameters.workers)
-        tables.append(table.drop_duplicates("path").set_index("path")[["score", "decision"]].add_suffix(f"_{name}"))
-    return pd.concat(tables, axis=1).rename_axis("path").reset_index()
+        table = table.drop_duplicates("path").set_index("path")[["score", "decision", "p_value", "likeness"]]
+        tables.append(table.add_suffix(f"_{name}"))
+    compared = pd.concat(tables, axis=1).rename_axis("path")
+    compared["taught"] = taught["label"].map({number: label for label, number in LABELS.items()})
+    nearest = pd.Series(
+        {path: row["anomalies"] for path, row in log.read(set(compared.index), ["anomalies"]).items()}
+    ).explode()
+    compared["like_taught"] = nearest.isin(names) & (compared["likeness_after"] > threshold.alike)
+    compared["score_held_out"] = names.map(after.calibration.table.set_index("sample_id")["score"])
+    unseen = compared["score_held_out"].dropna()
+    compared["decision_held_out"] = pd.Series(decide(unseen, threshold), unseen.index)
+    compared[["taught", "decision_held_out"]] = compared[["taught", "decision_held_out"]].fillna("")
+    return compared.rename(index=taught["origin"].to_dict()).reset_index()
 
 
-def summarise_learning(before: Model, after: Model, compared: pd.DataFrame, run_metrics: pd.DataFrame) -> str:
+def summarise_learning(
+    before: Model, after: Model, compared: pd.DataFrame, run_metrics: pd.DataFrame, restore_commands: dict[str, str]
+) -> str:
     """What has changed, for the terminal."""
-    flipped = compared[compared["decision_before"] != compared["decision_after"]]
     auc = run_metrics.drop_duplicates("run").set_index("run")["auc"]  # the first row of a run is MPFM
     shown = ", ".join("undefined" if pd.isna(auc[run]) else f"{auc[run]:.3f}" for run in ("before", "after"))
+    undo = restore_commands.get(model_digest(before.card), "kedro versions list shows the models")
+    return "\n".join(
+        [
+            f"Guarantee before learning: {before.card['guarantee']}",
+            f"Guarantee after learning: {after.card['guarantee']}",
+            *_describe_taught(compared[compared["taught"] != ""]),
+            *_describe_earlier(compared[compared["taught"] == ""]),
+            f"AUC of the general setting, without and with all learned images: {shown}",
+            f"To undo: {undo}",
+        ]
+    )
+
+
+def _describe_taught(taught: pd.DataFrame) -> list[str]:
+    """What became of each taught image, and what to do about one that is still wrong."""
+    lines = ["Taught images, by the model before → after (which has seen them; held out: by one that has not):"]
+    for row in taught.head(SHOWN).to_dict("records"):
+        held_out = f" (held out: {row['decision_held_out']})" if row["decision_held_out"] else ""
+        lines.append(f"  {row['decision_before']} → {row['decision_after']}{held_out}  {row['path']}")
+    for row in taught[(taught["taught"] == "anomaly") & (taught["decision_after"] == GOOD)].to_dict("records"):
+        lines.append(
+            f"  {row['path']} stays good: normals look the same to this model, {percent(row['p_value_after'])} of them "
+            "score as high. Teach more such defects, or use a larger image_size, tiles of the images or a higher "
+            "inspection.false_alarm_rate"
+        )
+    return lines
+
+
+def _describe_earlier(earlier: pd.DataFrame) -> list[str]:
+    """Which earlier predictions change."""
+    alike = earlier[earlier["like_taught"]]
+    before, after = ((alike[f"decision_{when}"] == GOOD).sum() for when in ("before", "after"))
+    flipped = earlier[earlier["decision_before"] != earlier["decision_after"]]
     lines = [
-        f"Guarantee before learning: {before.card['guarantee']}",
-        f"Guarantee after learning: {after.card['guarantee']}",
-        f"Of {len(compared):,} earlier predictions, {len(flipped):,} change:",
+        f"{len(alike):,} other images look like a taught defect: {before:,} of them were good, {after:,} are",
+        f"Of {len(earlier):,} earlier predictions, {len(flipped):,} change:",
     ]
     columns = ["decision_before", "decision_after", "path"]
     lines += ["  {} → {}  {}".format(*row) for row in flipped[columns].head(SHOWN).to_numpy()]
-    if len(flipped) > SHOWN:
-        lines.append(f"  and {len(flipped) - SHOWN:,} more: see compared.csv")
-    lines.append(f"AUC of the general setting, without and with all learned images: {shown}")
-    lines.append("To go back: kedro versions list, then kedro versions use DATASET VERSION")
-    return "\n".join(lines)
+    return lines + [f"  and {len(flipped) - SHOWN:,} more: see compared.csv"] * (len(flipped) > SHOWN)

@@ -25,7 +25,6 @@ def predict_images(
     folder: Path,
     parameters: InspectionParameters,
     ingestion: IngestionParameters,
-    device: str,
 ) -> pd.DataFrame:
     """One row per image that the parameter ``images`` names, the highest score first; overlays are in ``folder``."""
     from mpfm_kedro.inspection.inspector import Inspector  # with torch, which is slow to import
@@ -38,7 +37,7 @@ def predict_images(
         raise InputError(f"Parameter 'batch' = '{folder.name}': there are predictions in {folder}; choose another name")
     files = find_images(images)
     logger.info("%d files of %s, %s", len(files), images, describe_origin(model.card))
-    inspector = Inspector(model, device, ingestion.max_megapixels)
+    inspector = Inspector(model, parameters.device, ingestion.max_megapixels)
     threshold = inspector.threshold_for(parameters.false_alarm_rate, parameters.confidence)
     log = PredictionLog.of(log_folder, model.card)
     return predict_files(inspector, files, log, threshold, folder / OVERLAYS, parameters.overlays, parameters.workers)
