@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from evaluation.synthetic_trials import one, trial_costs, trial_scores
-from mpfm_kedro.datasets.tables import TablesDataset
+from mpfm_kedro.datasets.files import TablesDataset
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.evaluation.columns import RECALLS
 from mpfm_kedro.evaluation.measures import (

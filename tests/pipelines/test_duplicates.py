@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from evaluation.synthetic_trials import text_of
-from mpfm_kedro.datasets.tables import TablesDataset
+from mpfm_kedro.datasets.files import TablesDataset
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.evaluation.columns import RUN as RUN_COLUMNS
 from mpfm_kedro.evaluation.measures import (
