@@ -87,7 +87,7 @@ def open_cell(parameters: Parameters, n_images: int = 0) -> Cell:
     if n_images:
         listed = listed.iloc[np.linspace(0, len(listed) - 1, min(n_images, len(listed))).astype(int)]
     samples = split_normals(
-        listed.assign(problem="", content_hash="", dhash="").reset_index(drop=True), parameters.ingestion
+        listed.assign(problem="", content_hash=listed["path"], dhash="").reset_index(drop=True), parameters.ingestion
     )
     one = parameters.protocol.model_copy(update={"n_anomalies": [KNOWN], "n_seeds": 1, "first_seed": SEED})
     (run,) = records(make_general_runs(samples, one))

@@ -77,7 +77,7 @@ def test_deep_images_and_eight_bits_give_the_same_scores_under_names_of_their_ow
     for card in cards.values():
         card.write_text("{}")
     used = CliRunner().invoke(
-        cli, ["versions", "use", "parts_twelve", "production", version, "--output-root", str(out), "--env", "test"]
+        cli, ["versions", "use", "parts_twelve", version, "--output-root", str(out), "--env", "test"]
     )
     assert used.exit_code == 0, used.output
     assert f"parts_twelve: restored production model {version}" in used.output
@@ -141,7 +141,7 @@ def test_undefined_precision_and_names_of_digits_survive_their_files(tmp_path):
     assert points["known_class"].tolist() == ["007", "007"] and points["precision"].isna().all()
     row = {"dataset": "2024", "known_class": "1", "category": "02"}
     runs = pd.DataFrame([row | {"run": "007", "auc": np.nan}])
-    others = ("summary", "differences", "without_repeats")
+    others = ("summary", "tested_classes", "differences", "without_repeats")
     catalog.save("hard_evaluation", {"run_metrics": runs} | dict.fromkeys(others, pd.DataFrame([row])))
     catalog.save("comparison_summary", pd.DataFrame([row]))
     catalog.save("comparison_run_metrics", runs)

@@ -122,7 +122,7 @@ def test_layers_are_in_order(site: Path):
     for name in PIPELINES:
         shown = pipeline(site, name)
         known = {node["layer"] for node in shown["nodes"] if node.get("layer")}
-        assert set(shown["layers"]) == known, f"the layers of {name} go in a circle"
+        assert known <= set(shown["layers"]), f"the layers of {name} go in a circle"
 
 
 def test_every_dataset_has_a_preview(site: Path):

@@ -90,12 +90,15 @@ def test_other_backbones_have_the_same_images_in_the_same_order(tmp_path):
 def test_the_digest_of_what_is_learned_names_images_and_not_the_order_of_work(tmp_path):
     features, reordered = fake_features(SAMPLES, tmp_path / "a"), fake_features(SAMPLES, tmp_path / "b", order=1)
     learned = ("good/000", "dent/001")
-    assert learned_digest(learned, False, features) == learned_digest(learned, False, reordered)
-    assert learned_digest(learned, False, features) != learned_digest(learned, True, features)
-    assert learned_digest(learned, False, features) != learned_digest(("good/000", "dent/002"), False, features)
+
+    def digest(names: tuple[str, ...], pseudo: bool, of: Features) -> str:
+        return learned_digest(names, False, pseudo, of)
+
+    assert digest(learned, False, features) == digest(learned, False, reordered)
+    assert digest(learned, False, features) != digest(learned, True, features)
+    assert digest(learned, False, features) != digest(("good/000", "dent/002"), False, features)
     index = features.index.copy()
     index.loc[index["sample_id"] == "dent/001", "content_hash"] = "another image"
-    assert learned_digest(learned, False, features) != learned_digest(learned, False, replace(features, index=index))
-    assert learned_digest(("good/000",), True, features) == learned_digest(
-        ("good/000",), True, replace(features, index=index)
-    )
+    changed = replace(features, index=index)
+    assert digest(learned, False, features) != digest(learned, False, changed)
+    assert digest(("good/000",), True, features) == digest(("good/000",), True, changed)

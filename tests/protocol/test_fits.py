@@ -111,7 +111,7 @@ def test_another_image_under_the_same_name_is_another_fit_if_it_is_learned(featu
 
 
 def test_items_of_several_images_are_another_fit_and_their_names_are_not(features, parameters):
-    runs = with_methods(TRAINED, runs=RUNS[:1])
+    runs = with_methods(TRAINED, runs=RUNS[:1].assign(by_item=True))
     first, second = RUNS["train_normals"].iloc[0][:2]
     known = RUNS["known_anomalies"].iloc[0][0]
     renamed = features.index.assign(item="another " + features.index["item"])

@@ -31,7 +31,7 @@ def training_data(run: dict[str, Any], features: Features) -> TrainingData:
         normals=select(features, normals, [ORIGINAL]),
         pseudo=select(features, normals, features.views(CUTMIX)),
         anomalies=select(features, np.array(run["known_anomalies"]), [ORIGINAL, *augmented]),
-        items=features.items(samples),
+        items=features.items(samples) if run["by_item"] else None,
     )
 
 
@@ -53,9 +53,9 @@ def contents(sample_ids: Iterable[str], features: Features, views: list[str] | N
     return index.sort_values(["sample_id", "view"])[["sample_id", *KEY]].to_numpy().tolist()
 
 
-def learned_digest(sample_ids: tuple[str, ...], pseudo: bool, features: Features) -> str:
+def learned_digest(sample_ids: tuple[str, ...], by_item: bool, pseudo: bool, features: Features) -> str:
     """Names what training samples show and which are of one item, in all views, with pseudo-anomalies or without."""
     views = None if pseudo else [view for view in features.index["view"].unique() if not view.startswith(CUTMIX)]
     items = features.items(sample_ids).tolist()
     described = {"samples": sample_ids, "contents": contents(sample_ids, features, views)}
-    return key_digest(described | ({"items": items} if len(set(items)) < len(items) else {}))
+    return key_digest(described | ({"items": items} if by_item and len(set(items)) < len(items) else {}))

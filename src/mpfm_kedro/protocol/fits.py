@@ -146,7 +146,7 @@ def plan_stage(
                     "parameters": values,
                     "seed": run["seed"],
                     "features": features.spec_digest,
-                    "data": digest((*run["train_normals"], *run["known_anomalies"]), False),
+                    "data": digest((*run["train_normals"], *run["known_anomalies"]), run["by_item"], False),
                     "versions": [STAGES[stage], data.VERSION],
                     "libraries": library_versions(),
                     "upstream": [entry.key for entry in upstream.values()],

@@ -3,7 +3,7 @@
 With ``split_by_item`` no item (a commutator, a piece of fabric, an image and its copies) is on both sides of a run. The
 draws stay as they are without it; then every test sample whose item is among the run's training normals or its pool of
 known anomalies leaves the test set. So an anomaly of a training item may be known and is never tested, and the test
-set is still the same for every M up to ten.
+set is still the same for every M up to ten. Cross-fitting leaves out what a run tests: whole items there, else images.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def make_production_run(samples: pd.DataFrame, seed: int) -> pd.DataFrame:
         raise InputError(f"A model is for one category: choose one with --params=category=…; there are {names}")
     known = _ids(readable, "anomaly")
     run = _run(readable, PRODUCTION, "", len(known), seed, known, [], None)
-    return _run_table([run | {"run": PRODUCTION}])
+    return _run_table([run | {"run": PRODUCTION, "by_item": True}])  # new images are of new items
 
 
 def make_learning_runs(samples: pd.DataFrame, learned: pd.DataFrame, seed: int) -> pd.DataFrame:
@@ -264,6 +264,7 @@ def _run(
         "known_class": known_class,
         "n_anomalies": n_anomalies,
         "seed": seed,
+        "by_item": items is not None,
         "train_normals": train_normals,
         "known_anomalies": list(pool[:n_anomalies]),
         **tests,

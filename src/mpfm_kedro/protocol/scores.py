@@ -173,7 +173,9 @@ def plan_scores(
     return scores, pixels, costs
 
 
-def _describe_baseline(trial: Trial, steps: int, digest: Callable[[tuple[str, ...], bool], str]) -> dict[str, Any]:
+def _describe_baseline(
+    trial: Trial, steps: int, digest: Callable[[tuple[str, ...], bool, bool], str]
+) -> dict[str, Any]:
     """What decides a fitted baseline, but the features; one that reads no anomaly is shared by runs with other ones."""
     from mpfm_kedro.detectors.registry import baseline  # with torch, which is slow to import
 
@@ -184,7 +186,7 @@ def _describe_baseline(trial: Trial, steps: int, digest: Callable[[tuple[str, ..
         "version": detector.version,
         "steps": steps if "{steps}" in detector.budget else None,
         "seed": run["seed"] if detector.random else None,
-        "data": digest((*run["train_normals"], *run["known_anomalies"]), True),
+        "data": digest((*run["train_normals"], *run["known_anomalies"]), run["by_item"], True),
     }
 
 
