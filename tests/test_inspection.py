@@ -56,7 +56,8 @@ def test_learning_makes_a_new_version_and_going_back_takes_it_away(line: Path):
     said = (line / "out/08_reporting/synthetic/learning/summary.txt").read_text()
     assert "Guarantee before" in said and "Guarantee after" in said and "AUC of the general setting" in said
     (taught,) = (line for line in said.splitlines() if line.endswith(str(wrong)) and "→" in line)
-    assert "held out" in taught
+    assert "held out" in taught and said.count("(held out:") == 1, "earlier predictions are not taught images"
+    assert "Of 0 earlier" not in said
     folder = line / "out/08_reporting/synthetic"
     predicted = pd.read_csv(folder / "predictions/new/predictions.csv", keep_default_na=False)
     compared = pd.read_csv(folder / "learning/compared.csv").set_index("path")

@@ -93,7 +93,7 @@ def test_the_auc_before_and_after_is_that_of_mpfm(auc: float, said: str):
     )
     assert "  good → uncertain (held out: good)  taught.png" in text
     assert "hidden.png stays good" in text and "30 % of them" in text and "taught.png stays" not in text
-    assert "1 other images look like a taught defect: 1 of them were good, 0 are" in text
+    assert "Other images that look like a taught defect: 1; good before: 1, good now: 0" in text
     assert "Of 2 earlier predictions, 1 change" in text and text.endswith("To undo: undo")
     assert f"AUC of the general setting, without and with all learned images: {said}" in text
 

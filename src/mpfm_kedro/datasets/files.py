@@ -21,6 +21,7 @@ from mpfm_kedro.errors import InputError
 # a class may be called 007; all other columns of a CSV table are numbers
 TEXTS = ["dataset", "category", "setting", "known_class", "tested_class", "defect_class", "run", "method", "verdict"]
 TEXTS += ["sample", "note", "name", "status", "images", "problem", "path", "decision", "flagged_by", "box", "error"]
+TEXTS += ["taught", "decision_before", "decision_after", "decision_held_out"]
 FILE_LINK = re.compile(r'href="(file://[^"]+)"')
 
 

@@ -125,7 +125,7 @@ def _describe_earlier(earlier: pd.DataFrame) -> list[str]:
     before, after = ((alike[f"decision_{when}"] == GOOD).sum() for when in ("before", "after"))
     flipped = earlier[earlier["decision_before"] != earlier["decision_after"]]
     lines = [
-        f"{len(alike):,} other images look like a taught defect: {before:,} of them were good, {after:,} are",
+        f"Other images that look like a taught defect: {len(alike):,}; good before: {before:,}, good now: {after:,}",
         f"Of {len(earlier):,} earlier predictions, {len(flipped):,} change:",
     ]
     columns = ["decision_before", "decision_after", "path"]
