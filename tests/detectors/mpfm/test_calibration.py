@@ -1,7 +1,9 @@
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
 
 from mpfm_kedro.detectors.mpfm.calibration import (
     FAR,
@@ -9,8 +11,10 @@ from mpfm_kedro.detectors.mpfm.calibration import (
     MEMBERS,
     MIN_NORMALS_OF_A_MODE,
     SCORES,
+    Calibrated,
     Evidence,
     SoftCalibration,
+    fit_weights,
     fit_tails,
     surprise,
 )
@@ -117,3 +121,29 @@ def test_parts_and_contributions_are_weighted_and_positions_are_calibrated_as_im
     whole = torch.stack([weight[:, own].sum(1) for own in MEMBERS], 1)
     expected = added / whole * torch.tensor([1.0, 1.0, 1.0, -1.0])  # S_n is a normality
     torch.testing.assert_close(calibration.parts(t, normals.mode), expected)
+
+
+def one_mode(shift, correlation, n, seed):
+    """n images whose S_g, S_a, S_r and S_n are normal around their shift; S_r is correlated with S_g."""
+    x = np.random.default_rng(seed).normal(size=(n, 4))
+    x[:, 2] = correlation * x[:, 0] + (1 - correlation**2) ** 0.5 * x[:, 2]
+    scores = torch.from_numpy(x + shift)[:, [0, 0, 1, 2, 2, 3]].float()
+    return Evidence(scores, torch.ones(n, 1), torch.zeros(n, dtype=torch.long), torch.ones(n))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("shift", "correlation"),
+    [*[(6 * np.eye(4)[part], 0) for part in range(4)], (np.ones(4), 0), (np.ones(4), 0.9)],
+    ids=["only S_g", "only S_a", "only S_r", "only S_n", "all alike", "two correlated"],
+)
+def test_with_ten_known_anomalies_the_sum_is_not_behind_its_best_part(shift, correlation, seed):
+    normals, known = one_mode(np.zeros(4), correlation, 200, seed), one_mode(shift, correlation, 10, seed + 100)
+    calibration, t = SoftCalibration.fit(normals, 1)
+    (weight,) = fit_weights([Calibrated(t, calibration(*known[:3]), known.mode, known.weight, 1)], 10)
+    calibration.weight = weight
+    new = one_mode(np.zeros(4), correlation, 2000, seed + 200), one_mode(shift, correlation, 2000, seed + 300)
+    scores = [calibration.contributions(calibration(*images[:3]), images.mode).sum(1) for images in new]
+    label = np.repeat([0, 1], 2000)
+    best = max(roc_auc_score(label, torch.cat([images.scores[:, s] for images in new])) for s in range(S))
+    assert roc_auc_score(label, torch.cat(scores)) >= best - 0.005
