@@ -14,8 +14,8 @@ from mpfm_kedro.detectors.mpfm.calibration import (
     Calibrated,
     Evidence,
     SoftCalibration,
-    fit_weights,
     fit_tails,
+    fit_weights,
     surprise,
 )
 
