@@ -52,8 +52,8 @@ def in_words(node: dict[str, Any]) -> str:
         return f"list: {in_words(node['items'])}"
     words = {"integer": "integer", "number": "number", "string": "text", "boolean": "true, false", "null": "null"}
     bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    said = [f"{sign} {node[bound]:g}" for bound, sign in bounds.items() if bound in node]
-    return " ".join([words.get(node.get("type", ""), "mapping"), *said])
+    limits = ", ".join(f"{sign} {node[bound]:g}" for bound, sign in bounds.items() if bound in node)
+    return " ".join(filter(None, [words.get(node.get("type", ""), "mapping"), limits]))
 
 
 def page() -> str:
