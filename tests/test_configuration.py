@@ -104,7 +104,8 @@ def project(tmp_path: Path) -> Path:
     """A copy of the project with no data."""
     folder = tmp_path / "project"
     shutil.copytree(PROJECT / "conf", folder / "conf")
-    shutil.copy(PROJECT / "pyproject.toml", folder)
+    for file in ("pyproject.toml", ".telemetry"):
+        shutil.copy(PROJECT / file, folder)
     shutil.copytree(PROJECT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     (folder / "below/deeper").mkdir(parents=True)
     return folder
