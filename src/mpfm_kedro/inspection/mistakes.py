@@ -40,7 +40,8 @@ def find_mistakes(
     chosen = _worst(table)
     detector = load(fit.pieces, device)
     rows_of_chosen = select(fit.features, chosen["sample"].to_numpy(), [ORIGINAL])
-    heat_maps = scale(smooth_maps(detector.position_scores(rows_of_chosen)), *limits)
+    positions, sizes = detector.position_scores(rows_of_chosen), fit.padded_sizes(chosen["sample"].tolist())
+    heat_maps = scale(smooth_maps(positions, sizes=sizes), *limits)
     files = rows.loc[chosen["sample"], ["path", "crop", "pixel_range"]].to_numpy()
     images = [to_jpeg(overlay(fit.images.read(*file), heat), SIDE) for file, heat in zip(files, heat_maps, strict=True)]
     named = {name: fit.run[name] for name in ("run", "known_class", "n_anomalies")}
