@@ -294,8 +294,7 @@ class FeatureStore:
 
     def free(self, name: str) -> None:
         """Delete one store."""
-        names = self.overview()["store"].tolist()
-        if name not in names:
+        if name not in (names := self.overview()["store"].tolist()):
             raise InputError(f"No feature store '{name}' in {self.root}; there are: {', '.join(names)}")
         with alone(self.root / name):
             shutil.rmtree(self.root / name)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from sklearn.model_selection import GroupShuffleSplit
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.items import join_images, list_items, match_items
@@ -134,6 +133,8 @@ def split_normals(checked: pd.DataFrame, parameters: IngestionParameters) -> pd.
     split as a whole, 3:1 by their number; the runs then test no item that they learn from. With ``drop_duplicates``
     repeated samples get a problem, as unreadable ones have.
     """
+    from sklearn.model_selection import GroupShuffleSplit  # slow to import
+
     by_item = splits_by_item(checked, parameters.split_by_item)
     samples = join_images(checked, parameters.item_pattern, by_item)
     samples.loc[samples["label"] == 1, "split"] = "anomaly"
