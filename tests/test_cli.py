@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from mpfm_kedro.cli import cli
 from mpfm_kedro.pipeline_registry import NAMES, register_pipelines
 
+SLOW = {"torch", "sklearn", "scipy.stats"}
 VERSION = "2026-01-02T03.04.05.678Z"
 
 
@@ -45,18 +46,51 @@ def test_start_up_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-def test_parameters_are_checked_before_slow_imports():
+@pytest.mark.parametrize(
+    ("arguments", "parameters", "message", "slow"),
+    [
+        (
+            "run --pipelines=fit",
+            "n_anomalies=x",
+            "'n_anomalies' = 'x'",
+            SLOW | {"matplotlib"},
+        ),
+        (
+            "run --pipelines=general_setting",
+            "dataset=aitex",
+            "raw/aitex is missing",
+            {"torch", "sklearn", "scipy.stats"},
+        ),
+        ("run --pipelines=fit", "dataset=folder", "raw does not exist", SLOW),
+        (
+            "run --pipelines=fit",
+            "features.weights_file=nowhere.safetensors",
+            "nowhere.safetensors",
+            {"torch", "sklearn", "scipy.stats"},
+        ),
+        ("run --pipelines=predict", "device=cpu", "'images' is missing", SLOW),
+        ("run --pipelines=predict", "images=pyproject.toml", "No model in", SLOW),
+        ("run --pipelines=export", "images=nowhere", "'images' = ", SLOW),
+        ("run --pipelines=learn", "images=nowhere,label=anomaly", "'images' = ", SLOW),
+    ],
+)
+def test_input_errors_come_before_slow_imports(
+    arguments: str, parameters: str, message: str, slow: set[str], tmp_path: Path
+):
+    roots = f"data_root={tmp_path / 'raw'},output_root={tmp_path / 'out'}"
     program = (
         "import sys; from click.testing import CliRunner; from kedro.framework.cli.cli import KedroCLI; "
-        "from pathlib import Path; found = CliRunner().invoke(KedroCLI(Path.cwd()), "
-        "['run', '--pipelines=fit', '--params=n_anomalies=x']); "
-        "slow = {'torch', 'sklearn', 'scipy.stats', 'matplotlib'} & set(sys.modules); "
-        "sys.exit(str(slow) if slow else \"'n_anomalies' = 'x'\" not in found.output)"
+        "from pathlib import Path; found = CliRunner().invoke(KedroCLI(Path.cwd()), sys.argv[1:]); "
+        "print(found.exit_code, *sys.modules, found.output, sep='\\n')"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=Path(__file__).parents[1], capture_output=True, text=True
+        [sys.executable, "-c", program, *arguments.split(), f"--params={parameters},{roots}"],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1\n") and message in done.stdout, done.stdout[-2000:] + done.stderr
+    assert not slow & set(done.stdout.splitlines())
 
 
 def test_the_names_of_pipelines_are_those_that_are_registered():

@@ -137,7 +137,7 @@ def test_reworded_code_fits_nothing_and_changes_no_result(repository: Path):
     for name in ("excess", "above", "bulk", "mean_excess", "held_out", "mean_without", "variance_without"):
         rename(detectors / "calibration.py", name)
     for name in ("logit", "slope", "deviation"):
-        rename(detectors / "weights.py", name)
+        rename(detectors / "calibration.py", name)
     assert repro(repository) == each("prototypes", "training", "calibration", "scoring")
     assert before and fits(repository) == before
     assert stage_outputs(lock) == outputs

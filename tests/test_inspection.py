@@ -85,7 +85,7 @@ def test_learning_makes_a_new_version_and_going_back_takes_it_away(line: Path):
     [
         ("predict", {}, "'images' is missing"),
         ("predict", {"images": "/nowhere"}, "/nowhere"),
-        ("learn", {"images": "x"}, "'images' and 'label'"),
+        ("learn", {"images": "x"}, "'label' is missing"),
         ("learn", {"images": "/nowhere", "label": "anomaly"}, "/nowhere"),
         ("learn", {"images": "x", "label": "defect"}, "label"),
         ("predict", {"images": "x", "inspection": {"false_alarm_rate": 2}}, "false_alarm_rate"),

@@ -212,3 +212,26 @@ def test_a_model_is_made_from_any_number_of_known_defects_and_learns_one_more(tm
         held_out = known if known > 1 else 0  # the only one is learned by all models of cross-fitting
         assert {row["n_anomalies"] for row in card["misses"] if not row["defect_class"]} == {held_out} - {0}
     assert "missed/99.png" in (out / "08_reporting/parts/learning/summary.txt").read_text()
+
+
+def test_proportions_are_kept_on_request(tmp_path):
+    """Wide images: each box is where the defect is, in pixels of the file."""
+    folder, rng, defects = tmp_path / "wide", np.random.default_rng(0), {}
+    for kind, number in (("good", 24), ("dent", 6)):
+        (folder / kind).mkdir(parents=True)
+        for i in range(number):
+            pixels = np.clip(rng.normal(120, 12, (48, 160)), 0, 220)
+            if kind == "dent":
+                left = int(rng.integers(0, 140))
+                pixels[14:34, left : left + 20] = 255
+                defects[folder / kind / f"{i}.png"] = left
+            Image.fromarray(np.rint(pixels).astype(np.uint8)).save(folder / kind / f"{i}.png")
+    out = run(tmp_path, folder, "fit", features={"keep_proportions": True})
+    assert "padded" in (out / "08_reporting/wide/production/card.html").read_text()
+    inspector = Inspector.load(out / "06_models/wide/production/model", "cpu")
+    inside = []
+    for file, left in defects.items():
+        regions = inspector.predict(file).regions
+        box = regions[0].box if regions else (0, 0, 0, 0)
+        inside.append(box[0] < left + 20 and left < box[2] and box[1] < 34 and box[3] > 14)
+    assert sum(inside) >= 5

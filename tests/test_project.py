@@ -59,6 +59,7 @@ def test_the_report_shows_misses_and_false_alarms(hard: Path):
     page = (reporting / "report.html").read_text()
     assert page.count("<figcaption><a href=") == len(mistakes) == 2 * (4 + 4)  # of each class: normals, the other class
     assert page.count("data:image/jpeg") == len(mistakes) + 4  # and typical normals of each group
+    assert mistakes["likeness"].between(0, 1, inclusive="neither").all()
     for name, own in mistakes.groupby("run"):
         tested = scores[(scores["run"] == name) & (scores["method"] == "MPFM")]
         normals, anomalies = (tested["score"][tested["label"] == label] for label in (0, 1))

@@ -20,6 +20,8 @@ from kedro.pipeline.node import Node
 
 from mpfm_kedro.compute import torch_device
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.inspection.finding import find_images
+from mpfm_kedro.inspection.model import read_card
 from mpfm_kedro.locks import Use, dotted, locked, table_parameters
 from mpfm_kedro.parameter_checks import check_parameters
 from mpfm_kedro.parameters import COPIES
@@ -30,6 +32,7 @@ STUDIES = {"general", "hard", "comparison", "ablation", "sensitivity", "study", 
 STUDIES |= {"predictions", "export", "datasets"}
 IN_BF16 = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
 LOCATING = {"dataset", "name", "data_root", "output_root"}  # parameters that every node reads, by the catalog
+NEEDED = {"predict_images": ["images"], "add_images": ["images", "label"]}  # parameters that have no default
 TITLES = {
     "report": "Report",
     "card": "Card",
@@ -69,6 +72,7 @@ class ProjectHooks:
         whole = sum((pipelines[name] for name in names), Pipeline([]))
         refuse_ignored_parameters(run_params.get("runtime_params") or {}, pipeline, whole)
         refuse_ignored_versions(run_params.get("load_versions") or {}, pipeline, catalog)
+        check_inputs(self._parameters, pipeline, catalog)
         if any(node.name.endswith("extract_features") for node in pipeline.nodes):
             check_extraction(self._parameters, catalog)
         self.lock(pipeline)
@@ -134,9 +138,32 @@ def reads_parameter(node: Node, name: str) -> bool:
     return any(f"{name}.".startswith(f"{group}.") or group.startswith(f"{name}.") for group in groups for name in names)
 
 
+def check_inputs(parameters: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
+    """Refuse a missing path, model or data folder before slow imports and before other work."""
+    for node in pipeline.nodes:
+        needed = NEEDED.get(node.name, [])
+        if missing := [name for name in needed if parameters[name] is None]:
+            examples = {"images": "images=PATH", "label": "label=anomaly (or normal)"}
+            typed = ",".join(examples[name] for name in needed)
+            raise InputError(
+                f"Parameter '{missing[0]}' is missing: --params={typed}; images is a file, folder or pattern"
+            )
+    inputs = pipeline.inputs()
+    if "params:images" in inputs and parameters["images"] is not None:
+        find_images(parameters["images"])
+    for name in sorted(inputs & {"production_model", "model_before"}):
+        read_card(Path(catalog.config_resolver.resolve_pattern(name)["filepath"]))
+    if "images" in inputs:
+        catalog["images"].load()  # unlike catalog.load, this passes our own errors on
+
+
 def check_extraction(parameters: dict[str, Any], catalog: DataCatalog) -> None:
     """Refuse a device, a backbone or a weights file that cannot be used before hours of other work."""
-    device, features = torch_device(parameters["device"]), parameters["features"]
+    features = parameters["features"]
+    file = features["weights_file"]
+    if file is not None and not Path(file).is_file():
+        raise InputError(f"Parameter 'features.weights_file' = '{file}': there is no such file")
+    device = torch_device(parameters["device"])
     if device.type == "cpu" and features["precision"] == "bf16":
         # some virtual machines claim AMX, and end a process that uses it
         tried = subprocess.run([sys.executable, "-c", IN_BF16], capture_output=True, check=False)
@@ -150,11 +177,8 @@ def check_extraction(parameters: dict[str, Any], catalog: DataCatalog) -> None:
     names = parameters["backbone"]
     for name in [names] if isinstance(names, str) else names:
         check_name(name)
-    file = features["weights_file"]
-    if file is not None and not Path(file).is_file():
-        raise InputError(f"Parameter 'features.weights_file' = '{file}': there is no such file")
     if file is not None:
-        catalog["backbone_weights"].load()  # unlike catalog.load, this passes our own errors on
+        catalog["backbone_weights"].load()
 
 
 def used_results(pipeline: Pipeline) -> tuple[set[str], set[str]]:

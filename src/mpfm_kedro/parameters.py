@@ -122,6 +122,7 @@ class FeatureParameters(Group):
     workers: Annotated[int, Field(ge=0)]
     precision: Literal["fp32", "bf16"]
     compile: bool
+    keep_proportions: bool = False
     image_size: Annotated[int | str, AfterValidator(_auto_or_pixels)] = AUTO
 
 

@@ -14,7 +14,7 @@ from scipy.ndimage import label
 from sklearn.metrics import precision_recall_curve, roc_auc_score
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.evaluation.pixel_measures import PixelCounts, read_mask
+from mpfm_kedro.evaluation.pixel_measures import Marked, PixelCounts, measure_maps, read_mask
 
 WIDTH = 12
 IMAGES = st.lists(
@@ -113,3 +113,14 @@ def test_smaller_mask_loses_no_defect(folder):
 def test_missing_mask_is_named(folder):
     with pytest.raises(InputError, match=r"masks/c\.png"):
         read_mask(folder, "masks/c.png", "", (40, 20))
+
+
+def test_maps_of_padded_images_are_measured_without_the_padding(folder):
+    mask = np.zeros((20, 40), dtype=np.uint8)
+    mask[:10, 30:] = 255
+    Image.fromarray(mask).save(folder / "masks/corner.png")
+    positions = np.zeros((1, 8, 8), dtype=np.float32)
+    positions[0, 2:4, 6:] = 1  # in the square of 40 × 40, where the image begins at row 10
+    marked = [Marked("masks/corner.png", "", (40, 20))]
+    (padded, squeezed) = (measure_maps(positions, marked, folder, [[0]], keep)[0, 0] for keep in (True, False))
+    assert padded > 0.98 > squeezed

@@ -1,15 +1,16 @@
-"""Which images show one item: named by a pattern, or near copies."""
+"""Which images show one item: named by a pattern or a table, or near copies."""
 
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.images.items import join_images, match_items
+from mpfm_kedro.images.items import join_images, list_items, match_items
 from mpfm_kedro.parameters import AUTO
 from mpfm_kedro.sources.samples import sample, sample_table
 
@@ -51,3 +52,33 @@ def test_where_most_images_are_alike_only_equal_ones_are_one_item(caplog):
     with caplog.at_level(logging.INFO):
         assert join_images(table, AUTO, by_item=True)["item"].tolist() == list("aacde")
     assert "4 items in 5 images: most images are alike" in caplog.text
+
+
+def test_a_table_names_items_and_near_copies_stay_apart(tmp_path: Path, caplog):
+    (tmp_path / "items.csv").write_text("\ufeffpath,item\n./a,part1\nc,part1\nb,007\ng,\n", encoding="utf-8")
+    table = list_items(samples(list("abcdefg"), "1234567", [0, 0, 0, 1, 2, 3, 4]), tmp_path, AUTO)
+    assert "items.csv has no item for 4 of 7 images" in caplog.text
+    items = ["part1", "007", "part1", *"defg"]
+    assert table["item"].tolist() == items
+    with caplog.at_level(logging.INFO):
+        joined = join_images(table, AUTO, by_item=True)
+    assert "6 items in 7 images: named by items.csv" in caplog.text
+    assert joined["item"].tolist() == items
+    learned = pd.concat([joined, samples(["learned"], "8", [0])], ignore_index=True)
+    assert join_images(learned, AUTO, by_item=True)["item"].tolist() == [*items, "learned"]
+
+
+@pytest.mark.parametrize(
+    ("content", "pattern", "message"),
+    [
+        ("path,item\na,1\nnowhere.png,2\nelse.png,3\n", AUTO, "items.csv names nowhere.png, not an image"),
+        ("path,item\na,1\n", PATTERN, "'ingestion.item_pattern' = .*items.csv names the items"),
+        ("path;item\na;1\n", AUTO, "no column 'path'; .* found are path;item"),
+        ("path,item\na,1\n./a,2\n", AUTO, "names a twice"),
+        ("", AUTO, "items.csv cannot be read"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_refused(content: str, pattern: str, message: str, tmp_path: Path):
+    (tmp_path / "items.csv").write_text(content)
+    with pytest.raises(InputError, match=message):
+        list_items(samples(list("ab"), "12", [0, 1]), tmp_path, pattern)

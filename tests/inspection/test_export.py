@@ -192,3 +192,10 @@ def test_a_missing_package_is_named_with_what_installs_it(model: Model, tmp_path
     with pytest.raises(InputError, match=r"packages no_such_package: pip install -c constraints.txt -e '\.\[export\]'"):
         export_model(model, images(), tmp_path / "export")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_keeps_proportions_is_refused(model: Model, tmp_path: Path):
+    kept = replace(model, card=model.card | {"keep_proportions": True})
+    with pytest.raises(InputError, match="keep_proportions = true"):
+        export_model(kept, images(), tmp_path / "export")
+    assert not (tmp_path / "export").exists()

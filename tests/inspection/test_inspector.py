@@ -2,6 +2,8 @@
 
 import gc
 import weakref
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,10 +14,14 @@ from PIL import Image
 from mpfm_kedro.datasets.features import FeaturesDataset
 from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.images.proportions import cut_padding, pad_to_square
 from mpfm_kedro.inspection.inspector import Inspector
+from mpfm_kedro.inspection.prediction_log import PredictionLog
+from mpfm_kedro.inspection.predictions import predict_files
 from mpfm_kedro.inspection.preparation import read_image
 from mpfm_kedro.inspection.thresholds import DEFECTIVE, GOOD, UNCERTAIN
 from mpfm_kedro.protocol.data import select
+from production_models import made_image, made_model
 
 
 @pytest.fixture(scope="module")
@@ -126,3 +132,20 @@ def test_the_network_of_an_inspector_that_is_gone_is_freed_by_the_next(model_fol
         assert network() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("size", [(120, 40), (31, 64)])
+def test_proportions_are_kept_from_pixels_to_boxes(size: tuple[int, int], tmp_path: Path):
+    image = made_image(np.random.default_rng(5), size, defect=True)
+    image.save(tmp_path / "one.png")
+    model = made_model()
+    kept = Inspector(replace(model, card=model.card | {"keep_proportions": True}), "cpu")
+    found, of_square = kept.predict(image), Inspector(model, "cpu").predict(pad_to_square(image))
+    assert found.score == of_square.score and found.size == size
+    np.testing.assert_array_equal(found.heat_map, cut_padding(of_square.heat_map, size))
+    for region in found.regions:
+        left, upper, right, lower = region.box
+        assert 0 <= left < right <= size[0] and 0 <= upper < lower <= size[1]
+    log = PredictionLog.of(tmp_path / "log", kept.card)
+    table = predict_files(kept, [tmp_path / "one.png"], log, kept.threshold, workers=0)
+    assert table["score"].tolist() == pytest.approx([found.score])

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -318,6 +319,12 @@ def test_another_backbone_size_or_image_is_never_mistaken(images, weights, tmp_p
     assert changed.digest != first.digest
     same = (by_view(changed)[0] == before).all(1)
     assert same.tolist() == [True] * 4 + [False] * 2 + [True] * 8
+
+
+def test_padded_images_have_a_store_of_their_own_and_squeezed_ones_the_same_as_before(images, weights, tmp_path):
+    squeezed, padded = (run(images, weights, tmp_path, keep_proportions=keep).store.spec for keep in (False, True))
+    assert padded.digest != squeezed.digest and padded.keep_proportions and not squeezed.keep_proportions
+    assert set(asdict(squeezed)) == set(asdict(padded)) and "proportions" not in str(asdict(squeezed))
 
 
 def test_too_little_disk_is_said_before_any_image_is_decoded(images, weights, tmp_path, reads, monkeypatch):

@@ -67,6 +67,16 @@ def splits(samples: pd.DataFrame) -> dict[str, str]:
     return samples.set_index("sample_id")["split"].to_dict()
 
 
+def test_items_of_own_images_are_those_of_their_table(own, tmp_path):
+    rows = [f"good/{i:02}.png,part{i // 3}" for i in range(12)]
+    (tmp_path / "own/items.csv").write_text("\n".join(["path,item", *rows]))
+    listed = list_samples(own, "all", PARTIAL).set_index("sample_id")["item"]
+    assert listed.filter(like="good").tolist() == [f"part{i // 3}" for i in range(12)]
+    assert listed["dent/00.png"] == "dent/00.png"
+    samples = ingest(own, PARTIAL)
+    assert samples[samples["label"] == 0].groupby("item")["split"].nunique().tolist() == [1] * 4
+
+
 def test_elpv_has_the_published_split(tmp_path, loader):
     pytest.importorskip("elpv_dataset", reason="the package elpv-dataset is not installed")
     images = loader("elpv", get_source("elpv").locate(tmp_path))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from mpfm_kedro.datasets.inspection import SummariesDataset
 from mpfm_kedro.inspection.model import Model, load_model
 from mpfm_kedro.reports.model import write_card
 from production_models import held_out_scores
@@ -51,3 +54,16 @@ def test_evaluation_and_what_was_learned_are_shown_and_escaped(model: Model):
     page = write_card(replace(model, card=model.card | {"evaluation": evaluation, "learned": learned}))
     assert page.count("0.932 ± 0.004") == 2 and "<td>hard</td><td>MPFM</td><td>mono</td><td>10</td>" in page
     assert "&lt;b&gt;.png" in page and "<b>.png" not in page and "<td>anomaly</td>" in page
+
+
+def test_recalls_of_a_setting_are_shown_where_they_are_defined(model: Model, tmp_path: Path):
+    row = {"method": "MPFM", "category": "", "known_class": "", "n_anomalies": 10, "n_seeds": 5}
+    row |= {"auc_mean": 0.932, "auc_std": 0.004, "ap_mean": 0.966, "ap_std": 0.002}
+    row |= {"recall_1_mean": np.nan, "recall_1_std": np.nan, "recall_5_mean": 0.731, "recall_5_std": 0.025}
+    (tmp_path / "general").mkdir()
+    pd.DataFrame([row]).to_csv(tmp_path / "general/summary.csv", index=False)
+    evaluation = SummariesDataset(str(tmp_path)).load()
+    page = write_card(replace(model, card=model.card | {"evaluation": evaluation}))
+    assert "<th>AP</th><th>recall at 1 %</th><th>recall at 5 %</th>" in page
+    assert "<td>0.966 ± 0.002</td><td>undefined</td><td>0.731 ± 0.025</td>" in page
+    json.dumps(evaluation, allow_nan=False)  # the card is read elsewhere, too

@@ -319,12 +319,20 @@ def test_the_model_without_known_anomalies_has_m_0_and_one_row():
 def test_an_undefined_operating_point_is_shown_as_such():
     points = [("a", "", 1, 0.05, 0.0, np.nan, 0.0), ("b", "", 5, 0.05, 0.0, 0.5, 0.25)]
     mistake = {"run": "a", "known_class": "", "n_anomalies": 10, "kind": "false alarm", "defect_class": ""}
-    mistake |= {"sample": "good/<b>.png", "score": 1.0, "decision": "good", "image": b"", "link": "%3Cb%3E.png"}
+    mistake |= {
+        "sample": "good/<b>.png",
+        "score": 1.0,
+        "likeness": 0.27,
+        "decision": "good",
+        "image": b"",
+        "link": "%3Cb%3E.png",
+    }
     scores, metrics = results([""])
     shown = {"mistakes": pd.DataFrame([mistake]), "operating_points": pd.DataFrame(points, columns=POINTS)}
     page = Page(write_report(scores, evaluated(metrics), described(history(0), **shown)))
     assert page.text.count("undefined") == 1 and "50.0%" in page.text and "25.0%" in page.text
     assert "M = 10: normals with the highest scores" in page.text
+    assert "score 1.00, good, likeness 0.27" in page.text
     assert "good/<b>.png" in page.text and "%3Cb%3E.png" in page.sources
 
 

@@ -32,6 +32,7 @@ from mpfm_kedro.backbones.store import (
 from mpfm_kedro.compute import completed, torch_device
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
+from mpfm_kedro.images.proportions import pad_to_square
 from mpfm_kedro.images.views import apply_view
 from mpfm_kedro.parameters import ComputeParameters, FeatureParameters
 from mpfm_kedro.progress import progress
@@ -52,6 +53,7 @@ class ViewImages(Dataset):
     views: pd.DataFrame
     read: Callable[[str, str, str], Image.Image]
     image_size: int
+    keep_proportions: bool = False
 
     def __len__(self) -> int:
         return len(self.views)
@@ -61,12 +63,13 @@ class ViewImages(Dataset):
         row = self.views.iloc[i]
         image = self.read(row["path"], row["crop"], row.get("pixel_range", ""))
         image = apply_view(image, row["view"], row["content_hash"], row["crop"])
-        return row_keys(row), to_pixels(image, self.image_size)
+        return row_keys(row), to_pixels(image, self.image_size, self.keep_proportions)
 
 
-def to_pixels(image: Image.Image, image_size: int) -> Tensor:
+def to_pixels(image: Image.Image, image_size: int, keep_proportions: bool = False) -> Tensor:
     """An RGB image as the backbone reads it: resized to S × S pixels, (3, S, S) of bytes."""
-    resized = image.resize((image_size, image_size), Image.Resampling.BILINEAR)
+    square = pad_to_square(image) if keep_proportions else image
+    resized = square.resize((image_size, image_size), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
 
 
@@ -173,7 +176,9 @@ class Extraction:
             pooled_size=pooled.shape[1],
             map_shape=tuple(maps.shape[1:]),  # type: ignore[arg-type]
             precision=self.parameters.precision,
-            version=extraction_version(f"{type(backbone).__name__} {backbone.version}"),
+            version=extraction_version(
+                f"{type(backbone).__name__} {backbone.version}", self.parameters.keep_proportions
+            ),
             libraries=extraction_libraries(backbone.libraries),
         )
 
@@ -184,7 +189,7 @@ class Extraction:
 
     def here(self, backbone: Backbone) -> Iterator[Rows]:
         """The rows of the views, batch by batch."""
-        dataset = ViewImages(self.views, self.images.read, self.image_size)
+        dataset = ViewImages(self.views, self.images.read, self.image_size, self.parameters.keep_proportions)
         return extract(backbone, dataset, self.parameters, torch_device(self.compute.device))
 
     def on_dask(self, backbone: Backbone, weights: BackboneWeights) -> Iterator[Rows]:

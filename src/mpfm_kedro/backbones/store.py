@@ -32,14 +32,15 @@ from mpfm_kedro.provenance import library_versions
 
 logger = logging.getLogger(__name__)
 EXTRACTION_LIBRARIES = ("numpy", "pillow", "torch", "torchvision")
+PADDED = ", proportions kept"
 KEY = ["content_hash", "crop", "view"]
 SPEC, POOLED, MAPS, KEYS = "store.json", ".pooled.npy", ".maps.npy", ".keys.txt"
 PART_BYTES, PART_SECONDS = 64 << 20, 2  # batches are written as one part when they are so large, or so old
 
 
-def extraction_version(backbone: str = "Backbone 1") -> str:
-    """Versions of what decodes and augments images, and of the backbone's class."""
-    return f"decoding {decoding.VERSION}, views {views.VERSION}, {backbone}"
+def extraction_version(backbone: str = "Backbone 1", keep_proportions: bool = False) -> str:
+    """Versions of what decodes and augments images, and of the backbone's class; whether images are padded."""
+    return f"decoding {decoding.VERSION}, views {views.VERSION}, {backbone}" + PADDED * keep_proportions
 
 
 def extraction_libraries(more: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -66,6 +67,11 @@ class FeatureSpec:
     precision: str = "fp32"
     version: str = field(default_factory=extraction_version)
     libraries: tuple[str, ...] = field(default_factory=extraction_libraries)
+
+    @property
+    def keep_proportions(self) -> bool:
+        """Whether images are padded to squares, not squeezed."""
+        return self.version.endswith(PADDED)
 
     @property
     def digest(self) -> str:
@@ -288,8 +294,7 @@ class FeatureStore:
 
     def free(self, name: str) -> None:
         """Delete one store."""
-        names = self.overview()["store"].tolist()
-        if name not in names:
+        if name not in (names := self.overview()["store"].tolist()):
             raise InputError(f"No feature store '{name}' in {self.root}; there are: {', '.join(names)}")
         with alone(self.root / name):
             shutil.rmtree(self.root / name)

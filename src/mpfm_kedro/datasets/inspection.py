@@ -16,6 +16,7 @@ from mpfm_kedro.atomic import REBUILD_HINT, load_table, replacing, save_table
 from mpfm_kedro.datasets.files import PathDataset, read_file
 from mpfm_kedro.datasets.previews import show_table
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.evaluation.columns import RECALLS
 
 if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
     from mpfm_kedro.inspection.collection import Collection
@@ -98,13 +99,15 @@ class SummariesDataset(PathDataset):
     """summary.csv of the settings of a dataset that were run."""
 
     def load(self) -> dict[str, Any]:
-        """The rows of the summary by setting; empty where no setting was run."""
+        """The rows of the summary by setting, without undefined values; empty where no setting was run."""
         files = {setting: self.path / setting / "summary.csv" for setting in ("general", "hard")}
         return {setting: self._rows(file) for setting, file in files.items() if file.is_file()}
 
     def _rows(self, file: Path) -> list[dict[Hashable, Any]]:
-        names = ["method", "category", "known_class", "n_anomalies", "auc_mean", "auc_std", "ap_mean", "ap_std"]
-        return select(file, [*names, "n_seeds"], REBUILD_HINT).dropna(subset="auc_mean").to_dict("records")
+        names = ["method", "category", "known_class", "n_anomalies", "n_seeds"]
+        names += [f"{measure}_{kind}" for measure in ("auc", "ap", *RECALLS) for kind in ("mean", "std")]
+        rows = select(file, names, REBUILD_HINT).dropna(subset="auc_mean").to_dict("records")
+        return [{name: value for name, value in row.items() if not pd.isna(value)} for row in rows]
 
 
 class VersionsDataset(PathDataset):

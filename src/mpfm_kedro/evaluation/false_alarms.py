@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from scipy.stats import hypergeom
 
 from mpfm_kedro.evaluation.columns import RUN, TRAINED, TRIAL
 from mpfm_kedro.evaluation.measures import describe, over_seeds
@@ -64,6 +63,8 @@ def uneven_false_alarms(false_alarms: pd.DataFrame) -> pd.DataFrame:
 
 def chance_unevenness(sizes: np.ndarray, n_alarms: int) -> float:
     """Expected unevenness of ``n_alarms`` that are drawn at random from all normals, whatever their mode."""
+    from scipy.stats import hypergeom  # slow to import
+
     total, counts = int(sizes.sum()), np.arange(n_alarms + 1)
     away = [np.abs(counts - n_alarms * size / total) @ hypergeom.pmf(counts, total, n_alarms, size) for size in sizes]
     return float(sum(away) / total)

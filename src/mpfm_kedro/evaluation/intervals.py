@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import norm, t
 
 from mpfm_kedro.evaluation.columns import CELL, CELL_METHOD, RECALLS, RUN, TRAINED, TRIAL, UNTRAINED
 from mpfm_kedro.evaluation.measures import with_means
@@ -156,6 +155,8 @@ def _interval(difference: np.ndarray) -> dict[str, Any]:
 
 def _mean_and_half_width(values: np.ndarray) -> tuple[float, float]:
     """Mean over seeds of the measured column, and half of its interval, of values (seeds, 1 + draws)."""
+    from scipy.stats import norm, t  # slow to import
+
     n, tail = len(values), (1 + LEVEL) / 2
     of_samples = norm.ppf(tail) * np.nanstd(values[:, 1:].mean(axis=0))
     of_seeds = t.ppf(tail, n - 1) * values[:, 0].std(ddof=1) / np.sqrt(n) if n > 1 else 0.0
@@ -164,6 +165,8 @@ def _mean_and_half_width(values: np.ndarray) -> tuple[float, float]:
 
 def _wilson(share: float, n: float) -> tuple[float, float]:
     """Wilson's interval of a share of n observations."""
+    from scipy.stats import norm  # slow to import
+
     z = norm.ppf((1 + LEVEL) / 2)
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)

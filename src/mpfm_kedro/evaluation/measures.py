@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from sklearn.metrics import average_precision_score, roc_auc_score
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.evaluation.columns import (
@@ -60,6 +59,8 @@ def describe(part: pd.DataFrame) -> dict[str, Any]:
 
 def measures(part: pd.DataFrame) -> dict[str, float]:
     """AUC, AP and recall, undefined where only normals or only anomalies remain, and the numbers of both."""
+    from sklearn.metrics import average_precision_score, roc_auc_score  # slow to import
+
     anomalous = part["label"] == 1
     normals, anomalies = (part["score"][chosen].to_numpy() for chosen in (~anomalous, anomalous))
     sizes = {"n_test_normals": len(normals), "n_test_anomalies": len(anomalies)}

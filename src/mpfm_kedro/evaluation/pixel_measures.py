@@ -41,7 +41,11 @@ class Marked:
 
 
 def measure_maps(
-    maps: NDArray[np.float32], marked: Sequence[Marked | None], folder: Path, subsets: Sequence[Sequence[int]]
+    maps: NDArray[np.float32],
+    marked: Sequence[Marked | None],
+    folder: Path,
+    subsets: Sequence[Sequence[int]],
+    padded: bool = False,
 ) -> NDArray[np.float64]:
     """The three measures of heat maps on each of some subsets of the samples, (subsets, 3).
 
@@ -50,12 +54,13 @@ def measure_maps(
         marked: where each of them is defective; None where nobody knows, and the sample does not count.
         folder: of the source, with the masks.
         subsets: positions of samples.
+        padded: whether the images were padded to squares.
     """
     counts = [PixelCounts() for _ in subsets]
     members = [set(subset) for subset in subsets]
     for place, own in enumerate(marked):
         if own is not None:
-            heat = resize(smooth_maps(maps[place : place + 1])[0], own.size)
+            heat = resize(smooth_maps(maps[place : place + 1], sizes=[own.size] if padded else None)[0], own.size)
             image = PixelCounts()
             image.add(heat, read_mask(folder, own.mask_path, own.crop, own.size))
             for total, inside in zip(counts, members, strict=True):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from scipy.stats import friedmanchisquare, studentized_range
 
 from mpfm_kedro.evaluation.columns import TRAINED
 
@@ -50,6 +49,8 @@ def scope_name(setting: str, n_anomalies: int) -> str:
 
 def critical_difference(n_methods: int, n_datasets: int) -> float:
     """CD of Nemenyi's test at the level of 5 %."""
+    from scipy.stats import studentized_range  # slow to import
+
     return float(studentized_range.ppf(1 - LEVEL, n_methods, np.inf) / np.sqrt(2)) * _unit(n_methods, n_datasets)
 
 
@@ -77,6 +78,8 @@ def _rank(scope: str, wide: pd.DataFrame, kinds: pd.Series) -> pd.DataFrame:
 
 def _friedman(wide: pd.DataFrame) -> tuple[float, float]:
     """Statistic and p-value; undefined with one dataset, two methods, or where all methods are equal everywhere."""
+    from scipy.stats import friedmanchisquare  # slow to import
+
     n, k = wide.shape
     if n < 2 or k < 3 or (wide.nunique(axis=1) == 1).all():
         return np.nan, np.nan
@@ -86,6 +89,8 @@ def _friedman(wide: pd.DataFrame) -> tuple[float, float]:
 
 def _p_values(mean: pd.Series, n_datasets: int) -> np.ndarray:
     """Nemenyi's p-value of every method against MPFM."""
+    from scipy.stats import studentized_range  # slow to import
+
     q = np.sqrt(2) * (mean - mean[TRAINED]).abs() / _unit(len(mean), n_datasets)
     return np.asarray(studentized_range.sf(q, len(mean), np.inf))
 

@@ -1,16 +1,20 @@
-"""Which images show one item: by a pattern of their paths, or where nothing names the items, near copies."""
+"""Images of one item: by a pattern of their paths, by a table, or where neither names the items, near copies."""
 
 from __future__ import annotations
 
 import logging
+from pathlib import Path, PurePosixPath
 
 import pandas as pd
 
+from mpfm_kedro.atomic import first_line
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.near import near_copies
 from mpfm_kedro.parameters import AUTO
 from mpfm_kedro.sources.repeats import joined_items
 
+TABLE = "items.csv"
+NAMED_BY = "items_named_by"  # column of samples that have such a table
 logger = logging.getLogger(__name__)
 MIN_SHARE = 0.5  # of the paths that a pattern must match
 EXAMPLES = 3
@@ -32,24 +36,62 @@ def match_items(paths: pd.Series, pattern: str) -> pd.Series:
     return items.where(items != "")
 
 
+def list_items(samples: pd.DataFrame, folder: Path, pattern: str) -> pd.DataFrame:
+    """The samples with the items that the table of a folder gives them; unchanged where there is no such table."""
+    file = folder / TABLE
+    if not file.is_file():
+        return samples
+    if pattern != AUTO:
+        raise InputError(
+            f"Parameter 'ingestion.item_pattern' = '{pattern}': {file} names the items, too; use one of both"
+        )
+    items = _read_table(file)
+    known = set(samples["path"])
+    if unknown := next((path for path in items.index if path not in known), None):
+        raise InputError(f"{file} names {unknown}, not an image of the dataset; paths are relative to {folder}")
+    listed = samples["path"].map(items)
+    if others := samples["path"][listed.isna()].tolist():
+        message = "%s has no item for %d of %d images, each of which is an item, for example %s"
+        logger.warning(message, TABLE, len(others), len(samples), others[0])
+    return samples.assign(item=listed.fillna(samples["item"]), **{NAMED_BY: TABLE})
+
+
+def _read_table(file: Path) -> pd.Series:
+    """The item of each path that has one."""
+    try:
+        table = pd.read_csv(file, dtype=str, index_col=False, keep_default_na=False, encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {first_line(error)}") from error
+    if missing := [name for name in ("path", "item") if name not in table]:
+        found = ", ".join(map(str, table.columns))
+        raise InputError(f"{file} has no column '{missing[0]}'; expected are path,item, found are {found}")
+    paths = table["path"].map(lambda path: PurePosixPath(path).as_posix())
+    if len(repeated := paths[paths.duplicated()]):
+        raise InputError(f"{file} names {repeated.iloc[0]} twice")
+    items = table["item"].set_axis(paths)
+    return items[items != ""]
+
+
 def join_images(samples: pd.DataFrame, pattern: str, by_item: bool) -> pd.DataFrame:
     """The samples with their final item: items that share an image are one.
 
-    Where items matter (``by_item``) and no pattern names them, near copies are one, too, unless most images are alike:
-    then the hashes only show what all parts have in common.
+    Where items matter (``by_item``) and neither a pattern nor a table names them, near copies are one, too, unless most
+    images are alike: then the hashes only show what all parts have in common.
     """
-    near = near_copies(samples) if by_item and pattern == AUTO else samples["sample_id"]
+    named_by = "ingestion.item_pattern" if pattern != AUTO else TABLE if NAMED_BY in samples else ""
+    near = near_copies(samples) if by_item and not named_by else samples["sample_id"]
     alike = near.value_counts().iloc[0] > MAX_SET * len(samples)
     named = samples.assign(item=joined_items(samples, *([] if alike else [near])))
     if by_item:
         n_items = (named["category"] + "|" + named["item"]).nunique()
-        logger.info("%d items in %d images: %s", n_items, len(named), _origin(pattern, alike))
+        logger.info("%d items in %d images: %s", n_items, len(named), _origin(named_by, alike))
     return named
 
 
-def _origin(pattern: str, alike: bool) -> str:
+def _origin(named_by: str, alike: bool) -> str:
     """Where items come from, and how to change it."""
-    if pattern != AUTO:
-        return "named by ingestion.item_pattern"
+    if named_by:
+        return f"named by {named_by}"
     near = "most images are alike, so only equal ones are one item" if alike else "only near copies are one item"
-    return f"{near}. If others show one part, name it by ingestion.item_pattern; '(.*)' makes each image an item"
+    hint = f"name it by ingestion.item_pattern or {TABLE}; '(.*)' makes each image an item"
+    return f"{near}. If others show one part, {hint}"

@@ -116,6 +116,11 @@ def export_model(model: Model, images: Iterable[tuple[str, Image.Image]], folder
         raise InputError(
             f"Export needs the packages {', '.join(missing)}: pip install -c constraints.txt -e '.[export]'"
         )
+    if model.card.get("keep_proportions"):
+        raise InputError(
+            "Export is not possible for a model with features.keep_proportions = true: the exported network squeezes "
+            "images to squares; fit one with features.keep_proportions=false"
+        )
     with replacing_folder(folder) as partial:
         write_network(ExportedModel(model), partial / NETWORK, model_digest(model.card))
         parity = measure_parity(Inspector(model, "cpu"), open_network(partial / NETWORK), images)

@@ -10,8 +10,9 @@ Kedro is not needed.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -136,7 +137,18 @@ class Inspector:
 
     def prepare(self, image: ImageLike) -> Prepared:
         """An image as the backbones read it; for one that cannot be used, an error that says why."""
-        return prepare(image, self.sizes, self.card["pixel_range"], self.max_megapixels)
+        return self.preparation(image)
+
+    @property
+    def preparation(self) -> Callable[[ImageLike], Prepared]:
+        """``prepare`` without the model, for other processes."""
+        return partial(
+            prepare,
+            sizes=self.sizes,
+            pixel_range=self.card["pixel_range"],
+            max_megapixels=self.max_megapixels,
+            keep_proportions=self.card.get("keep_proportions", False),
+        )
 
     def predict_prepared(self, prepared: Sequence[Prepared], threshold: Threshold | None = None) -> list[Prediction]:
         """The predictions for prepared images."""
@@ -160,7 +172,8 @@ class Inspector:
     ) -> list[Prediction]:
         """The predictions for images of known features and sizes (width, height)."""
         result = self._detector.inspect(rows)
-        heat = scale(smooth_maps(result.positions.numpy()), self.card["heat_map"]["low"], self.card["heat_map"]["high"])
+        maps = smooth_maps(result.positions.numpy(), sizes=sizes if self.card.get("keep_proportions") else None)
+        heat = scale(maps, self.card["heat_map"]["low"], self.card["heat_map"]["high"])
         z = self._detector.first.standardiser.z_of(rows).cpu()
         alike = likeness(z, *self._gallery).double().numpy()
         scores = result.score.double().numpy()

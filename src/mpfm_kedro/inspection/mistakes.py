@@ -8,18 +8,20 @@ import numpy as np
 import pandas as pd
 import torch
 
-from mpfm_kedro.detectors.mpfm.detector import load
+from mpfm_kedro.detectors.mpfm.detector import MPFMDetector, load
 from mpfm_kedro.images.position_maps import smooth_maps
 from mpfm_kedro.images.views import ORIGINAL
 from mpfm_kedro.inspection.heat_maps import overlay, scale, to_jpeg
-from mpfm_kedro.inspection.production import ProductionFit, score_held_out
+from mpfm_kedro.inspection.likeness import likeness
+from mpfm_kedro.inspection.production import MAX_IN_GALLERY, ProductionFit, score_held_out, spread, standardised
 from mpfm_kedro.inspection.thresholds import DEFECTIVE, choose_threshold, decide
 from mpfm_kedro.protocol.data import select
 
 MISSED, FALSE_ALARM = "missed", "false alarm"
 SHOWN = 4  # of each class, and false alarms
 SIDE = 320
-COLUMNS = ["run", "known_class", "n_anomalies", "kind", "defect_class", "sample", "score", "decision", "image"]
+COLUMNS = ["run", "known_class", "n_anomalies", "kind", "defect_class"]
+COLUMNS += ["sample", "score", "likeness", "decision", "image"]
 POINTS = ["run", "known_class", "n_anomalies", "guaranteed", "false_alarms", "precision", "recall"]
 
 
@@ -36,12 +38,22 @@ def find_mistakes(
     table = scores[["sample", "label", "score"]].assign(defect_class=rows["defect_class"].to_numpy())
     table["decision"] = decide(table["score"], threshold)
     chosen = _worst(table)
+    detector = load(fit.pieces, device)
     rows_of_chosen = select(fit.features, chosen["sample"].to_numpy(), [ORIGINAL])
-    heat_maps = scale(smooth_maps(load(fit.pieces, device).position_scores(rows_of_chosen)), *limits)
+    positions, sizes = detector.position_scores(rows_of_chosen), fit.padded_sizes(chosen["sample"].tolist())
+    heat_maps = scale(smooth_maps(positions, sizes=sizes), *limits)
     files = rows.loc[chosen["sample"], ["path", "crop", "pixel_range"]].to_numpy()
     images = [to_jpeg(overlay(fit.images.read(*file), heat), SIDE) for file, heat in zip(files, heat_maps, strict=True)]
     named = {name: fit.run[name] for name in ("run", "known_class", "n_anomalies")}
-    return chosen.assign(image=images, **named)[COLUMNS], named | _operating_point(table, threshold.rate_guaranteed)
+    chosen = chosen.assign(image=images, likeness=_likeness(chosen["sample"].tolist(), fit, detector), **named)
+    return chosen[COLUMNS], named | _operating_point(table, threshold.rate_guaranteed)
+
+
+def _likeness(sample_ids: list[str], fit: ProductionFit, detector: MPFMDetector) -> np.ndarray:
+    """The likeness of some samples to the known anomalies of a run, as a production model of it would find it."""
+    learned = [spread(fit.run[name], MAX_IN_GALLERY) for name in ("train_normals", "known_anomalies")]
+    z = standardised([*sample_ids, *learned[0], *learned[1]], fit, detector)
+    return likeness(*z.split([len(sample_ids), *map(len, learned)])).numpy()
 
 
 def _worst(table: pd.DataFrame) -> pd.DataFrame:

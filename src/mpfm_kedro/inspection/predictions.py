@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ from mpfm_kedro.inspection.heat_maps import to_jpeg
 from mpfm_kedro.inspection.inspector import Inspector, Prediction
 from mpfm_kedro.inspection.model import model_digest
 from mpfm_kedro.inspection.prediction_log import LOGGED, STATE, PredictionLog
-from mpfm_kedro.inspection.preparation import prepare
+from mpfm_kedro.inspection.preparation import Prepared
 from mpfm_kedro.inspection.thresholds import GOOD, Threshold, decide, p_values
 from mpfm_kedro.progress import progress
 
@@ -118,9 +118,7 @@ class Drawing:
         return self.which == "all" or (self.which == "flagged" and decision != GOOD)
 
 
-def _read_batch(
-    paths: Sequence[str], sizes: Sequence[int], pixel_range: str, max_megapixels: float
-) -> tuple[list[tuple[str, Any]], list[Tensor]]:
+def _read_batch(paths: Sequence[str], prepare: Callable[[str], Prepared]) -> tuple[list[tuple[str, Any]], list[Tensor]]:
     """Each path with the size of its image or its problem, and the pixels (n, 3, S, S) for each backbone."""
     found: list[tuple[str, Any]] = []
     usable: list[tuple[Tensor, ...]] = []
@@ -128,7 +126,7 @@ def _read_batch(
         try:
             if escape_undecodable(path) != path:  # tables and pages are UTF-8
                 raise InputError(f"{escape_undecodable(path)} cannot be used: its name is not UTF-8; rename it")
-            image = prepare(path, sizes, pixel_range, max_megapixels)
+            image = prepare(path)
         except InputError as error:
             found.append((path, str(error)))
             continue
@@ -141,9 +139,8 @@ def _predict_batches(
     inspector: Inspector, paths: Sequence[str], drawing: Drawing, workers: int
 ) -> Iterator[list[dict[str, Any]]]:
     """The lines of the log, batch by batch; overlays are drawn."""
-    model = {"pixel_range": inspector.card["pixel_range"], "max_megapixels": inspector.max_megapixels}
     read, workers = (
-        partial(_read_batch, sizes=inspector.sizes, **model),
+        partial(_read_batch, prepare=inspector.preparation),
         min(workers, len(paths) // inspector.batch_size),
     )
     options: Any = {"num_workers": workers, "collate_fn": read, "prefetch_factor": 4 if workers else None}

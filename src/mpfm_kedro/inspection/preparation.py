@@ -29,11 +29,15 @@ class Prepared:
 
 
 def prepare(
-    image: ImageLike, sizes: Sequence[int], pixel_range: str, max_megapixels: float = MAX_MEGAPIXELS
+    image: ImageLike,
+    sizes: Sequence[int],
+    pixel_range: str,
+    max_megapixels: float = MAX_MEGAPIXELS,
+    keep_proportions: bool = False,
 ) -> Prepared:
     """An image as the backbones read it, resized as in training."""
     rgb = read_image(image, pixel_range, max_megapixels)
-    return Prepared(tuple(to_pixels(rgb, size) for size in sizes), rgb.size)
+    return Prepared(tuple(to_pixels(rgb, size, keep_proportions) for size in sizes), rgb.size)
 
 
 def read_image(image: ImageLike, pixel_range: str, max_megapixels: float = MAX_MEGAPIXELS) -> Image.Image:

@@ -28,6 +28,7 @@ from mpfm_kedro.progress import progress
 from mpfm_kedro.protocol.data import select, training_data
 from mpfm_kedro.provenance import code_revision, library_versions
 from mpfm_kedro.sources import SOURCES
+from mpfm_kedro.sources.samples import sample_size
 
 MAX_MAPS = 1000  # of held-out normals, that the scale of heat maps rests on
 MAX_IN_GALLERY = 1000  # normals, and as many anomalies
@@ -50,6 +51,13 @@ class ProductionFit:
     samples: pd.DataFrame
     images: ImageLoader
     weights: Sequence[Mapping[str, Tensor]]  # of each backbone
+
+    def padded_sizes(self, sample_ids: Sequence[str] | np.ndarray) -> list[tuple[int, int]] | None:
+        """Width and height of samples that were padded to squares; None where images are squeezed."""
+        if not self.features.store.spec.keep_proportions:
+            return None
+        rows = self.samples.set_index("sample_id").loc[list(sample_ids), ["crop", "width", "height"]]
+        return [sample_size(*row) for row in rows.to_numpy()]
 
 
 def make_model(
@@ -82,7 +90,8 @@ def score_held_out(fit: ProductionFit, device: torch.device) -> tuple[HeldOutSco
     with progress("Scoring held-out images", len(fold_models), "rounds") as bar:
         for fold in fold_models:
             result = fold.detector.inspect(data.normals.take(fold.normals))
-            maps.append(smooth_maps(result.positions[: max(1, round(share * len(result.positions)))].numpy()).ravel())
+            some = result.positions[: max(1, round(share * len(result.positions)))].numpy()
+            maps.append(smooth_maps(some, sizes=fit.padded_sizes(normals[fold.normals][: len(some)])).ravel())
             tables.append(_scored(normals[fold.normals], result))
             if len(originals := fold.anomalies[fold.anomalies < data.n_known]):
                 tables.append(_scored(known[originals], fold.detector.inspect(data.anomalies.take(originals))))
@@ -132,6 +141,7 @@ def describe_model(fit: ProductionFit, evaluation: dict[str, Any], learned: list
         "parameters": {name: piece.details["parameters"] for name, piece in fit.pieces.items()},
         "seed": run["seed"],
         "pixel_range": ranges[0] if ranges else "",
+        "keep_proportions": fit.features.store.spec.keep_proportions,
         "backbones": [
             asdict(spec) | {"licence": LICENCES.get(spec.backbone, "see where the weights come from")}
             for spec in fit.features.specs

@@ -32,7 +32,7 @@ from mpfm_kedro.protocol.fits import POOLED_COPIES, PROCESS_BYTES, Plan, Task
 from mpfm_kedro.protocol.memory import Entry, Memory
 from mpfm_kedro.protocol.trials import Trial
 from mpfm_kedro.provenance import key_digest, library_versions
-from mpfm_kedro.sources.samples import parse_crop
+from mpfm_kedro.sources.samples import sample_size
 
 if TYPE_CHECKING:  # torch is slow to import
     from mpfm_kedro.detectors.base import Detector
@@ -105,7 +105,8 @@ class ScoreTask(Task):
         tensors["score"] = tensors["score"].double()
         maps = detector.position_scores(rows) if self.tests.marked else None
         if maps is not None:
-            pixels = measure_maps(maps, self.tests.marked, self.tests.folder, self.tests.subsets)
+            padded = self.features.store.spec.keep_proportions
+            pixels = measure_maps(maps, self.tests.marked, self.tests.folder, self.tests.subsets, padded)
             tensors["pixels"] = torch.from_numpy(pixels)
         self.memory.save(self.entry, Artefact(tensors), time.monotonic() - began)
 
@@ -194,9 +195,9 @@ def where_marked(samples: pd.DataFrame) -> dict[str, Marked | None]:
     """Where each sample is defective; None for an anomaly without a mask."""
     marked: dict[str, Marked | None] = {}
     for row in samples[["sample_id", "label", "mask_path", "crop", "width", "height"]].to_dict("records"):
-        left, upper, right, lower = parse_crop(row["crop"]) or (0, 0, row["width"], row["height"])
-        factor = min(1, LONGEST_SIDE / max(right - left, lower - upper, 1))
-        size = max(1, round(factor * (right - left))), max(1, round(factor * (lower - upper)))
+        width, height = sample_size(row["crop"], row["width"], row["height"])
+        factor = min(1, LONGEST_SIDE / max(width, height, 1))
+        size = max(1, round(factor * width)), max(1, round(factor * height))
         unknown = row["label"] == 1 and not row["mask_path"]
         marked[row["sample_id"]] = None if unknown else Marked(row["mask_path"], row["crop"], size)
     return marked

@@ -16,7 +16,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from sklearn.metrics import roc_curve
 
 from mpfm_kedro.evaluation.columns import PART_COLUMNS, TRAINED, UNTRAINED, ours
 
@@ -54,6 +53,8 @@ def tabulate_roc_curves(scores: pd.DataFrame, run_metrics: pd.DataFrame) -> pd.D
     One row per cell, method and share of ``false_alarms``: ``recall``, ``recall_low``, ``recall_high``, and the mean
     ``auc`` of the curve.
     """
+    from sklearn.metrics import roc_curve  # slow to import
+
     by_trial = dict(tuple(scores.groupby(["run", "method"])[["label", "score"]]))
     tables = [pd.DataFrame(columns=[*PANEL, "method", "false_alarms", "recall"])]
     for key, own in run_metrics[run_metrics["auc"].notna()].groupby([*PANEL, "method"], sort=False):

@@ -11,6 +11,7 @@ from mpfm_kedro.inspection.model import Model
 from mpfm_kedro.inspection.operating_points import ALL
 from mpfm_kedro.inspection.thresholds import choose_threshold, least_normals, percent
 from mpfm_kedro.reports.pages import render
+from mpfm_kedro.reports.tables import RECALL_TITLES
 
 RATES = (0.001, 0.005, 0.01, 0.02, 0.05)
 
@@ -27,6 +28,7 @@ def write_card(model: Model) -> str:
         needed={rate: least_normals(rate, confidence) for rate in RATES},
         misses=_misses(pd.DataFrame(card["misses"])),
         n_normals=len(normals),
+        measures={"AUC": "auc", "AP": "ap"} | RECALL_TITLES,
         labels={number: name for name, number in LABELS.items()},
         all_of_it=json.dumps({name: card[name] for name in card if name != "files"}, indent=1, ensure_ascii=False),
     )

@@ -53,6 +53,12 @@ def parse_crop(crop: str) -> tuple[int, int, int, int] | None:
     return left, upper, right, lower
 
 
+def sample_size(crop: str, width: int, height: int) -> tuple[int, int]:
+    """Width and height of a crop of a file, or of the whole file."""
+    left, upper, right, lower = parse_crop(crop) or (0, 0, width, height)
+    return right - left, lower - upper
+
+
 def format_crop(box: tuple[int, int, int, int]) -> str:
     """A box as the table writes it; the inverse of ``parse_crop``."""
     return ",".join(str(edge) for edge in box)

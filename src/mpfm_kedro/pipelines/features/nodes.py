@@ -13,7 +13,7 @@ from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.views import CUTMIX, ORIGINAL
 from mpfm_kedro.parameters import ComputeParameters, FeatureParameters
-from mpfm_kedro.sources.samples import parse_crop
+from mpfm_kedro.sources.samples import sample_size
 
 logger = logging.getLogger(__name__)
 AUTO = "auto"
@@ -73,8 +73,7 @@ def fitting_size(normals: pd.DataFrame, image_size: Any = AUTO) -> int:
     """
     if image_size != AUTO and image_size <= SMALL:
         return image_size
-    boxes = [parse_crop(crop) or (0, 0, *side) for crop, *side in normals[["crop", "width", "height"]].to_numpy()]
-    sides = [min(right - left, lower - upper) for left, upper, right, lower in boxes]
+    sides = [min(sample_size(*row)) for row in normals[["crop", "width", "height"]].to_numpy()]
     if image_size == AUTO:
         return LARGE if sides and median(sides) >= LARGE else SMALL
     if sides and median(sides) < image_size:

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from sklearn.model_selection import GroupShuffleSplit
 
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.images.items import join_images, match_items
+from mpfm_kedro.images.items import join_images, list_items, match_items
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.ranges import find_range
 from mpfm_kedro.parameters import AUTO, IngestionParameters
@@ -36,7 +35,7 @@ def list_samples(images: ImageLoader, category: str, parameters: IngestionParame
     samples = source.list_samples(images.folder)
     _refuse_outside(samples, images.folder)
     if source.name == OWN:
-        samples = samples.assign(dataset=name)
+        samples = list_items(samples.assign(dataset=name), images.folder, parameters.item_pattern)
         if others := images.other_folders():
             message = "Results named '%s' were of %s before and are replaced; --params=name=… gives these another name"
             logger.warning(message, name, others[0])
@@ -134,6 +133,8 @@ def split_normals(checked: pd.DataFrame, parameters: IngestionParameters) -> pd.
     split as a whole, 3:1 by their number; the runs then test no item that they learn from. With ``drop_duplicates``
     repeated samples get a problem, as unreadable ones have.
     """
+    from sklearn.model_selection import GroupShuffleSplit  # slow to import
+
     by_item = splits_by_item(checked, parameters.split_by_item)
     samples = join_images(checked, parameters.item_pattern, by_item)
     samples.loc[samples["label"] == 1, "split"] = "anomaly"

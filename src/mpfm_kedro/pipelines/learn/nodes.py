@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.collection import LABELS, Collection
 from mpfm_kedro.inspection.finding import find_images
 from mpfm_kedro.inspection.model import Model, model_digest
@@ -18,8 +16,8 @@ SHOWN = 20  # predictions that change, on the terminal
 
 
 def add_images(
-    images: Any,  # a path; None where it was not given
-    label: Any,
+    images: str,
+    label: str,
     collection: Collection,
     samples: pd.DataFrame,
     model: Model,
@@ -31,8 +29,6 @@ def add_images(
     """
     from mpfm_kedro.inspection.preparation import read_image  # with torch, which is slow to import
 
-    if images is None or label is None:
-        raise InputError("Parameters 'images' and 'label' are needed: --params=images=PATH,label=anomaly (or normal)")
     files = find_images(images)
     for file in files:
         read_image(file, model.card["pixel_range"], ingestion.max_megapixels)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -19,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def predict_images(
-    images: Any,  # a path; None where it was not given
+    images: str,
     model: Model,
     log_folder: Path,
     folder: Path,
@@ -31,8 +30,6 @@ def predict_images(
     from mpfm_kedro.inspection.prediction_log import PredictionLog
     from mpfm_kedro.inspection.predictions import OVERLAYS, TABLE, predict_files
 
-    if images is None:
-        raise InputError("Parameter 'images' is missing: name a file, a folder or a pattern, --params=images=PATH")
     if (folder / TABLE).exists():
         raise InputError(f"Parameter 'batch' = '{folder.name}': there are predictions in {folder}; choose another name")
     files = find_images(images)
