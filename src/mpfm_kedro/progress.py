@@ -44,10 +44,6 @@ class Progress(tqdm):
         elif self.ends[0] < self.n < self.ends[1]:  # on the way
             logger.info(str(self))
 
-    def advance(self, n: int = 1) -> None:
-        """Count ``n`` more."""
-        self.update(n)
-
     def reach(self, done: int) -> None:
         """Count up to ``done``; never backwards."""
         self.update(max(0, done - int(self.n)))

@@ -150,7 +150,7 @@ class Extraction:
                 with progress("Features", len(new), "images") as bar:
                     for rows in work.here(backbone) if here else work.on_dask(backbone, weights):
                         writer.append(*rows)
-                        bar.advance(len(rows.keys))
+                        bar.update(len(rows.keys))
         return Features.locate(self.views, folder)
 
     def build(self, weights: BackboneWeights) -> Backbone:

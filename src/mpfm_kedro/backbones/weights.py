@@ -44,14 +44,10 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 def obtain_weights(
     name: str, folder: Path, weights_file: Path | None = None, origins: Sequence[Origin] | None = None
 ) -> dict[str, Tensor]:
-    """The pretrained weights of a backbone, or those of the user's own file.
+    """The pretrained weights of a backbone, or those of the user's own file (.pth, .pt or .safetensors).
 
-    Args:
-        name: of the backbone.
-        folder: where verified copies are cached, as ``<name>.safetensors``.
-        weights_file: a state dict (.pth, .pt or .safetensors). It may hold other weights on purpose; then it is used,
-            and not cached.
-        origins: where to look when there is neither a file nor a cached copy.
+    The file may hold other weights on purpose; then it is used, and not cached. Verified copies are cached in
+    ``folder``; where there is neither a file nor a copy, the origins are asked.
     """
     check_name(name)
     path = folder / f"{name}.safetensors"

@@ -156,7 +156,7 @@ class ImageLoader:
         with progress("Checking images", len(crops_of), "images") as bar:
             for (path, crops), rows in zip(crops_of.items(), results, strict=True):
                 checked.update(((path, crop), row) for crop, row in zip(crops, rows, strict=True))
-                bar.advance()
+                bar.update()
         keys = zip(files["path"], files["crop"], strict=True)
         return pd.DataFrame([checked[key] for key in keys], columns=CHECKED)
 

@@ -69,8 +69,7 @@ class Outputs(NamedTuple):
 class ExportedModel(nn.Module):
     """A production model from pixels to score and heat map: resizing, backbones, the detector itself, smoothing.
 
-    Args:
-        model: of a model folder. Networks of half precision compute in single precision here.
+    Networks of half precision compute in single precision here.
     """
 
     def __init__(self, model: Model) -> None:

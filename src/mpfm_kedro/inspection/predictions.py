@@ -64,7 +64,7 @@ def predict_files(
         for rows in _predict_batches(inspector, remaining, drawing, workers):
             log.append(rows)
             known.update((row["path"], {name: row.get(name) for name in LOGGED}) for row in rows)
-            bar.advance(len(rows))
+            bar.update(len(rows))
     return _tabulate(paths, known, threshold, inspector)
 
 

@@ -86,7 +86,7 @@ def score_held_out(fit: ProductionFit, device: torch.device) -> tuple[HeldOutSco
             tables.append(_scored(normals[fold.normals], result))
             if len(originals := fold.anomalies[fold.anomalies < data.n_known]):
                 tables.append(_scored(known[originals], fold.detector.inspect(data.anomalies.take(originals))))
-            bar.advance()
+            bar.update()
     held_out = pd.concat(tables, ignore_index=True)
     described = samples.loc[held_out["sample_id"]].reset_index()
     return HeldOutScores(pd.concat([described, held_out[SCORE_COLUMNS]], axis=1)), find_limits(np.concatenate(maps))

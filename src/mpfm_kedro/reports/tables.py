@@ -23,17 +23,10 @@ EMPHASIS = {"best": Markup("<b>{}</b>"), "second": Markup("<u>{}</u>"), "": Mark
 
 
 class Table(NamedTuple):
-    """A table with its notes.
-
-    Args:
-        title: of the table.
-        sections: rows under their headings, which may be empty. All have the same columns of texts and the same index,
-            which is the first column.
-        notes: sentences below it.
-    """
+    """A table with sentences below it; all sections have the same columns of texts, the index is the first one."""
 
     title: str
-    sections: dict[str, pd.DataFrame]
+    sections: dict[str, pd.DataFrame]  # rows under their headings, which may be empty
     notes: list[str]
 
     @property

@@ -1,4 +1,4 @@
-"""Which views of which samples are needed; their features are extracted where they are saved."""
+"""Features: the frozen backbone over every sample and view, once; they are extracted where they are saved."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 import pandas as pd
+from kedro.pipeline import Pipeline, node
 
 from mpfm_kedro.backbones.features import BackboneWeights
 from mpfm_kedro.errors import InputError
@@ -18,6 +19,13 @@ from mpfm_kedro.sources.samples import parse_crop
 logger = logging.getLogger(__name__)
 AUTO = "auto"
 SMALL, LARGE = 224, 448
+
+
+def create_pipeline(baselines: bool = False) -> Pipeline:
+    """The stage that every study shares; with ``baselines`` also the pseudo-anomalies that some of them read."""
+    plan = plan_features if baselines else plan_mpfm_features
+    read = ["samples", "images", "backbone_weights", "params:features", "params:compute"]
+    return Pipeline([node(plan, read, "features", name="extract_features", tags="extract_features")])
 
 
 def plan_features(
