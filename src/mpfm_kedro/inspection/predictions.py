@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -142,21 +143,17 @@ def _predict_batches(
 ) -> Iterator[list[dict[str, Any]]]:
     """The lines of the log, batch by batch; overlays are drawn."""
     model = {"pixel_range": inspector.card["pixel_range"], "max_megapixels": inspector.max_megapixels}
-    read, workers = (
-        partial(_read_batch, sizes=inspector.sizes, **model),
-        min(workers, len(paths) // inspector.batch_size),
-    )
+    read = partial(_read_batch, sizes=inspector.sizes, **model)
+    workers = min(workers, len(paths) // inspector.batch_size)
     options: Any = {"num_workers": workers, "collate_fn": read, "prefetch_factor": 4 if workers else None}
     with ThreadPoolExecutor(1) as second:
-        before: Future[list[dict[str, Any]]] | None = None
+        judged: deque[Future[list[dict[str, Any]]]] = deque()
         for batch, pixels in DataLoader(list(paths), inspector.batch_size, **options):  # type: ignore[arg-type]
             rows = inspector.features(pixels) if pixels else None
-            judged = second.submit(_judge, inspector, batch, rows, drawing)
-            if before is not None:
-                yield before.result()
-            before = judged
-        if before is not None:
-            yield before.result()
+            judged.append(second.submit(_judge, inspector, batch, rows, drawing))
+            if len(judged) > 1:
+                yield judged.popleft().result()
+        yield from (last.result() for last in judged)
 
 
 def _judge(
