@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy.ndimage import label
 
-from mpfm_kedro.errors import InputError
 from mpfm_kedro.evaluation.columns import PIXEL_MEASURES
 from mpfm_kedro.images.position_maps import resize, smooth_maps
 from mpfm_kedro.sources.masks import merge_masks
@@ -64,8 +63,6 @@ class PixelCounts:
 
     def add(self, heat: NDArray[np.float32], mask: NDArray[np.bool_]) -> None:
         """Count the pixels of one image, (h, w) each; marked pixels that touch at a corner are one region."""
-        if heat.shape != mask.shape:
-            raise InputError(f"A heat map of shape {heat.shape} and a mask of shape {mask.shape}; they must be equal")
         keys, (normal, marked, overlap) = _keys(heat), self.counts
         normal += np.bincount(keys[~mask], minlength=1 << KEY_BITS)
         if mask.any():
