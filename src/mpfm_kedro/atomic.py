@@ -1,7 +1,5 @@
 """Files that are there whole or not at all: written under a temporary name, put on the disk, then renamed."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Progress of long loops: a bar on a terminal, log lines otherwise; both with the remaining time."""
 
-from __future__ import annotations
-
 import io
 import logging
 import sys

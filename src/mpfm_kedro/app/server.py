@@ -1,7 +1,5 @@
 """The server of the page: who may ask what, and the answers."""
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,7 +1,5 @@
 """The frozen backbone: from images of bytes to pooled statistics and maps."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import import_module

@@ -1,7 +1,5 @@
 """DINOv2's vision transformer ViT-S/14 of timm as a backbone, for images of any size; its patch tokens are maps."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

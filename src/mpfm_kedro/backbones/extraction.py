@@ -1,7 +1,5 @@
 """Extraction of features, here or by shards on a Dask cluster: the same batches, so the same numbers."""
 
-from __future__ import annotations
-
 import logging
 import re
 import time

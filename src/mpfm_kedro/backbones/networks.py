@@ -1,7 +1,5 @@
 """Backbones by name: torchvision's classifiers, DINOv2, and the models of timm, an extra."""
 
-from __future__ import annotations
-
 import difflib
 import warnings
 

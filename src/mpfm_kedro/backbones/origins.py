@@ -3,8 +3,6 @@
 Many machines reach a package index and nothing else. Nothing in a file from outside is run while it is read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import io

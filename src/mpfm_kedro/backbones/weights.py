@@ -4,8 +4,6 @@ A file that the user names takes precedence over a cached copy, and that over th
 digest decides.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import tempfile

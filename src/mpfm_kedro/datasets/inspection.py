@@ -1,7 +1,5 @@
 """The Kedro datasets of the inspection line: collection, production model, summaries of settings, predictions."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Hashable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """All baselines and references, in the order of the tables."""
 
-from __future__ import annotations
-
 from mpfm_kedro.detectors.base import Baseline
 from mpfm_kedro.detectors.baselines.ahl import AHL
 from mpfm_kedro.detectors.baselines.classifiers import FLOS, MLEP, SAOE, DevNet

@@ -1,7 +1,5 @@
 """Confidence intervals of recalls and of differences between two methods, over seeds and test samples together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ Pixels are counted image by image in a histogram of their values, so that memory
 is cut to ten binary digits, by 0.2 % at most; of the cut values all measures are exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

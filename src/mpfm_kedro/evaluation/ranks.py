@@ -5,8 +5,6 @@ all methods rank alike; where they do not, two methods differ (Nemenyi) if their
 CD = q √(k (k + 1) / 6 n), for k methods on n datasets; q √2 is a quantile of the studentised range.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 from scipy.stats import friedmanchisquare, studentized_range

@@ -1,7 +1,5 @@
 """Which images show one item: by a pattern of their paths, or where nothing names the items, near copies."""
 
-from __future__ import annotations
-
 import logging
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """The loader that nodes get their images from, and what it knows of each file."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Sequence

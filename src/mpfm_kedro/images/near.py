@@ -1,7 +1,5 @@
 """Near duplicates: images whose perceptual hashes differ in few bits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Views of an image: the original, flipped or rotated, or with a patch of itself pasted elsewhere (CutMix)."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 

@@ -4,8 +4,6 @@ A detector scores each position of an image, (H', W'). People see these scores s
 a scale that the normals set, in colours over the image, with boxes around regions that stand out.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from dataclasses import dataclass

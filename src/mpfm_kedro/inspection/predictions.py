@@ -4,8 +4,6 @@ An interrupted prediction resumes from its log, and another false-alarm rate nee
 changed is predicted again. While the backbone reads some images, a second thread judges those before them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

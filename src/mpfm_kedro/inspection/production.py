@@ -1,7 +1,5 @@
 """A production model from fitted pieces: its scores of held-out images, a gallery, a card."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime

@@ -12,8 +12,6 @@ future normals were known. A score above ``defective`` lies above q, one up to `
 normals are too few to decide: the decision is *uncertain*.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

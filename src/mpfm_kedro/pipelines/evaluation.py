@@ -1,7 +1,5 @@
 """Metrics of every trial, and their summary over seeds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """A production model as one ONNX file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

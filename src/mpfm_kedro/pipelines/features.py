@@ -1,7 +1,5 @@
 """Features: the frozen backbone over every sample and view, once; they are extracted where they are saved."""
 
-from __future__ import annotations
-
 import logging
 from statistics import median
 from typing import Any

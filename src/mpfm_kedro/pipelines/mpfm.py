@@ -1,7 +1,5 @@
 """The three stages in which MPFM is fitted. Each node plans the fits of its stage; the dataset computes them."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from mpfm_kedro.backbones.features import Features

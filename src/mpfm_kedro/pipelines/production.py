@@ -1,7 +1,5 @@
 """The inspection line: fit a production model, predict with it, teach it, export it."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from kedro.pipeline import Pipeline, node

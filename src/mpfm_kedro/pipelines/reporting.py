@@ -1,7 +1,5 @@
 """What a report shows besides numbers, and the report."""
 
-from __future__ import annotations
-
 from datetime import date
 from itertools import islice
 from typing import Any

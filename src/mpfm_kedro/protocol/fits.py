@@ -4,8 +4,6 @@ A node only plans them: what is to be fitted, from which data and parameters, un
 is saved to computes what its memory lacks.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -6,8 +6,6 @@ known anomalies leaves the test set. So an anomaly of a training item may be kno
 set is still the same for every M up to ten. Cross-fitting leaves out what a run tests: whole items there, else images.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterable, Mapping

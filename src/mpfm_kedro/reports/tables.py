@@ -1,7 +1,5 @@
 """Tables of methods and cells: the order of rows and columns, how a cell is written, Markdown and pages of tables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Datasets: one file each, one name each in this registry."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import pandas as pd

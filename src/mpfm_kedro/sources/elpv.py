@@ -4,8 +4,6 @@
 class of its cell type (mono or poly); the uncertain ones between are dropped.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

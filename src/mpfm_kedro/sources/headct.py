@@ -3,8 +3,6 @@
 The images are ``head_ct/head_ct/<NNN>.png``, the id with leading zeros.
 """
 
-from __future__ import annotations
-
 import pandas as pd
 
 from mpfm_kedro.sources.layout import Layout, Rows

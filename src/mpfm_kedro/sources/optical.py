@@ -5,8 +5,6 @@ tabs, of which [1] is the flag of a defect, [2] the image and [4] the label imag
 class to class: the path, which is the id, keeps the class.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mpfm_kedro.sources.layout import Layout, Rows, image_files

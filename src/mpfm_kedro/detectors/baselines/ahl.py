@@ -1,7 +1,5 @@
 """AHL: a detector that adapts well to each of several anomaly distributions, weighted by their importance."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence

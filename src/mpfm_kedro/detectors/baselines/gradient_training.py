@@ -1,7 +1,5 @@
 """What baselines with a trained network share: balanced batches, training loop, scores of the top positions."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Self
