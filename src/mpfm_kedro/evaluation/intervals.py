@@ -149,7 +149,6 @@ def _mean_and_half_width(values: np.ndarray) -> tuple[float, float]:
 
 
 def _wilson(share: float, n: float) -> tuple[float, float]:
-    """Wilson's interval of a share of n observations."""
     z = norm.ppf((1 + LEVEL) / 2)
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)

@@ -174,7 +174,6 @@ def _judge(
 
 
 def _log_record(prediction: Prediction) -> dict[str, Any]:
-    """The prediction as the log keeps it."""
     region = prediction.regions[0] if prediction.regions else None
     return {
         "score": prediction.score,

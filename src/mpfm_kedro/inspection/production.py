@@ -91,7 +91,6 @@ def score_held_out(fit: ProductionFit, device: torch.device) -> tuple[HeldOutSco
 
 
 def _scored(sample_ids: np.ndarray, result: MPFMOutput) -> pd.DataFrame:
-    """Score and parts of some samples."""
     values = np.column_stack([result.score.double(), result.parts.double()])
     return pd.DataFrame(values, columns=SCORE_COLUMNS).assign(sample_id=sample_ids)
 

@@ -1,6 +1,7 @@
 """Features: the frozen backbone over every sample and view, once; they are extracted where they are saved."""
 
 import logging
+from functools import partial, update_wrapper
 from statistics import median
 from typing import Any
 
@@ -32,23 +33,17 @@ def plan_features(
     weights: list[BackboneWeights],
     features: FeatureParameters,
     compute: ComputeParameters,
+    pseudo: bool = True,
 ) -> Any:
-    """The frozen backbone over every sample and view, once: an ``Extraction``."""
+    """The frozen backbone over every sample and view, once: an ``Extraction``; ``pseudo``-anomalies are by CutMix."""
     from mpfm_kedro.backbones.extraction import Extraction  # with torch, which is slow to import
 
+    features = features if pseudo else features.model_copy(update={"cutmix_views": 0})
     return Extraction(plan_views(samples, features.image_size, features), images, weights, features, compute)
 
 
-def plan_mpfm_features(
-    samples: pd.DataFrame,
-    images: ImageLoader,
-    weights: list[BackboneWeights],
-    features: FeatureParameters,
-    compute: ComputeParameters,
-) -> Any:
-    """The same without the CutMix pseudo-anomalies, which are for baselines."""
-    without = features.model_copy(update={"cutmix_views": 0})
-    return plan_features(samples, images, weights, without, compute)
+# pseudo-anomalies are for baselines
+plan_mpfm_features = update_wrapper(partial(plan_features, pseudo=False), plan_features)
 
 
 def plan_views(samples: pd.DataFrame, image_size: Any, parameters: FeatureParameters) -> pd.DataFrame:
