@@ -96,6 +96,10 @@ class ImageLoader:
             small.save(partial, format="png")
         return small
 
+    def thumbnails(self, samples: pd.DataFrame) -> list[Image.Image]:
+        """Small copies of the images or crops of a sample table."""
+        return [self.thumbnail(*row) for row in samples[["path", "crop", "content_hash", "pixel_range"]].to_numpy()]
+
     def examine_crops(self, path: str, crops: Sequence[str]) -> list[dict[str, Any]]:
         """What ``CHECKED`` names, of crops of one file; for an unusable file also its problem."""
         result: dict[str, Any] = dict.fromkeys(CHECKED, "") | dict.fromkeys(NUMBERS, 0)

@@ -143,10 +143,7 @@ def make_gallery(fit: ProductionFit, detector: MPFMDetector) -> Gallery:
     halves = fit.run["train_normals"], fit.run["known_anomalies"]
     chosen = [name for half in halves for name in spread(half, MAX_IN_GALLERY)]
     table = fit.samples.set_index("sample_id").loc[chosen]
-    thumbnails = [
-        to_jpeg(fit.images.thumbnail(*values), THUMBNAIL)
-        for values in table[["path", "crop", "content_hash", "pixel_range"]].to_numpy()
-    ]
+    thumbnails = [to_jpeg(image, THUMBNAIL) for image in fit.images.thumbnails(table)]
     shown = pd.DataFrame({"sample_id": chosen, "defect_class": table["defect_class"].tolist(), "thumbnail": thumbnails})
     return Gallery(shown, standardised(chosen, fit, detector).numpy())
 
