@@ -96,7 +96,7 @@ def map_tasks(
     def show(running: Iterable[int] = ()) -> None:
         for index in running:
             done[index] = count(tasks[index])[0]
-        bar.reach(finished + sum(done))
+        bar.update(max(0, finished + sum(done) - int(bar.n)))  # never backwards
 
     with (
         _workers(function, label, parameters, (len(tasks), total), memory) as workers,

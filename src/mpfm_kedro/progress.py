@@ -42,10 +42,6 @@ class Progress(tqdm):
         elif self.ends[0] < self.n < self.ends[1]:  # on the way
             logger.info(str(self))
 
-    def reach(self, done: int) -> None:
-        """Count up to ``done``; never backwards."""
-        self.update(max(0, done - int(self.n)))
-
 
 @contextmanager
 def progress(label: str, total: int, unit: str, done: int = 0) -> Iterator[Progress]:
