@@ -38,7 +38,7 @@ from mpfm_kedro.progress import Progress
 
 
 def parameters(processes: int = 1, **others) -> ComputeParameters:
-    return ComputeParameters(processes=processes, **{"dask_scheduler": None, **others})
+    return ComputeParameters(processes=processes, **{"dask_scheduler": None, "device": "cpu", **others})
 
 
 NUMBERS = [0, 1, 2, 3, 4]
@@ -135,7 +135,7 @@ def test_threads_never_oversubscribe_and_do_not_depend_on_what_is_done(cores, to
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compute, "cpu_count", lambda: cores)
         threads = threads_per_task(parameters(0), total)
-        at_once = concurrent_tasks(parameters(0), "cpu", max(1, total - done))
+        at_once = concurrent_tasks(parameters(0), max(1, total - done))
     assert 1 <= threads <= 8
     assert 1 <= at_once <= total
     assert threads * at_once <= cores
@@ -151,10 +151,10 @@ def eight_gigabytes(monkeypatch):
 
 def test_memory_bounds_how_many_tasks_run_at_once(eight_gigabytes):
     assert memory_limit(parameters(memory_share=0.5)) == 4 * 10**9
-    assert concurrent_tasks(parameters(0, memory_share=0.5), "cpu", 100, memory=10**9) == 4
-    assert concurrent_tasks(parameters(0, memory_share=1.0), "cpu", 100, memory=10**9) == 8
-    assert concurrent_tasks(parameters(0), "cpu", 100, memory=10**10) == 1
-    assert concurrent_tasks(parameters(0), "cpu", 100) == 16
+    assert concurrent_tasks(parameters(0, memory_share=0.5), 100, memory=10**9) == 4
+    assert concurrent_tasks(parameters(0, memory_share=1.0), 100, memory=10**9) == 8
+    assert concurrent_tasks(parameters(0), 100, memory=10**10) == 1
+    assert concurrent_tasks(parameters(0), 100) == 16
 
 
 @pytest.fixture

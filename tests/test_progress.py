@@ -24,7 +24,7 @@ def test_a_line_from_time_to_time_and_none_at_the_end(seconds, lines, clock, cap
     with caplog.at_level(logging.INFO), progress("Features", 100, "images") as bar:
         for _ in range(100):
             clock[0] += seconds
-            bar.advance()
+            bar.update()
     assert len(caplog.messages) == lines
     if lines:
         assert caplog.messages[0] == "Features: 20 of 100 images,  1.00 images/s, 01:20 remaining"
@@ -41,7 +41,7 @@ def test_a_terminal_gets_a_bar_and_no_lines_also_when_the_loop_fails(clock, capl
     with caplog.at_level(logging.INFO), pytest.raises(KeyboardInterrupt), progress("Features", 4, "images") as bar:
         for _ in range(3):
             clock[0] += 100
-            bar.advance()
+            bar.update()
         raise KeyboardInterrupt
     assert "Features:  75%" in terminal.getvalue() and "3/4 images" in terminal.getvalue()
     assert "01:40 remaining" in terminal.getvalue() and terminal.getvalue().endswith("\n")

@@ -118,7 +118,7 @@ def test_the_configuration_of_the_paper_runs(pipeline: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("pipeline", "parameters", "message"),
     [
-        ("hard_setting", {"dataset": "synthetik"}, "Did you mean 'synthetic'"),
+        ("hard_setting", {"dataset": "synthetik"}, "did you mean 'synthetic'"),
         ("hard_setting", {"known_class": "dent"}, "known_class"),
         ("hard_setting", {"n_anomalies": 13}, "has 12"),
         ("features", {"backbone": ["resnet18", "dinov2_vits41"]}, "nearest names are"),

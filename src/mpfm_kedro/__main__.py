@@ -1,7 +1,5 @@
 """Entry point of the installed package: ``mpfm-kedro`` is ``kedro run`` without the project folder."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

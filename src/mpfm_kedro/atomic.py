@@ -1,7 +1,5 @@
 """Files that are there whole or not at all: written under a temporary name, put on the disk, then renamed."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -9,12 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from mpfm_kedro.errors import InputError
-
-if TYPE_CHECKING:  # slow to import
-    import pandas as pd
 
 REBUILD_HINT = "rerun the full pipeline (without --tags) to rebuild it"
 UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -24,9 +20,7 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 def replacing(path: Path, need: int = 0) -> Iterator[Path]:
     """A temporary file beside ``path`` to write to; it takes the name of ``path`` when all went well.
 
-    Args:
-        path: to write.
-        need: bytes that it will have, where they are known; a full disk is reported with them.
+    ``need`` are the bytes that it will have, where they are known: a full disk is reported with them.
     """
     with _explained(path, need) as partial:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,8 +117,6 @@ def save_table(table: pd.DataFrame, path: Path) -> None:
 
 def load_table(path: Path, advice: str = REBUILD_HINT) -> pd.DataFrame:
     """A table in Parquet; a damaged file is an error that names it and gives the advice."""
-    import pandas as pd
-
     try:
         return pd.read_parquet(path, page_checksum_verification=True)
     except FileNotFoundError:

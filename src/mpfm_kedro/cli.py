@@ -1,7 +1,5 @@
 """Commands of the project beside Kedro's own."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

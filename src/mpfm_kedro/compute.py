@@ -46,12 +46,12 @@ def threads_per_task(parameters: ComputeParameters, total: int) -> int:
     return parameters.threads or max(1, min(MAX_THREADS, cpu_count() // (2 * max(1, total))))
 
 
-def concurrent_tasks(parameters: ComputeParameters, device: str, n_tasks: int, memory: int = 0) -> int:
+def concurrent_tasks(parameters: ComputeParameters, n_tasks: int, memory: int = 0) -> int:
     """How many of ``n_tasks`` run at once on this machine, each with ``memory`` bytes; on Dask its scheduler decides.
 
     ``compute.processes``, or by default one per core on a CPU and one on CUDA; never more than the memory allows.
     """
-    processes = parameters.processes or (1 if _on_cuda(device) else cpu_count() // max(1, parameters.threads))
+    processes = parameters.processes or (1 if _on_cuda(parameters) else cpu_count() // max(1, parameters.threads))
     in_memory = memory_limit(parameters) // memory if memory else n_tasks
     return max(1, min(processes, n_tasks, in_memory))
 
@@ -61,8 +61,9 @@ def memory_limit(parameters: ComputeParameters) -> int:
     return int(parameters.memory_share * psutil.virtual_memory().available)
 
 
-def _on_cuda(device: str) -> bool:
-    return device != "cpu" and torch_device(device).type == "cuda"
+def _on_cuda(parameters: ComputeParameters) -> bool:
+    local = parameters.dask_scheduler is None
+    return local and parameters.device != "cpu" and torch_device(parameters.device).type == "cuda"
 
 
 def map_tasks(
@@ -70,7 +71,6 @@ def map_tasks(
     tasks: Sequence[Task],
     label: str,
     parameters: ComputeParameters,
-    device: str = "cpu",
     total: int | None = None,
     memory: int = 0,
     epochs: Callable[[Task], tuple[int, int]] | None = None,
@@ -85,7 +85,6 @@ def map_tasks(
     ``total`` counts finished tasks, too: it decides the threads of each. ``memory`` is what one task needs; 0 is
     unknown. ``epochs`` says how many a task has done and will do; they are counted where there are any.
     """
-    on_cuda = parameters.dask_scheduler is None and _on_cuda(device)  # a missing device is an error before any work
     if not tasks:
         return []
     total = max(total or 0, len(tasks))
@@ -97,10 +96,10 @@ def map_tasks(
     def show(running: Iterable[int] = ()) -> None:
         for index in running:
             done[index] = count(tasks[index])[0]
-        bar.reach(finished + sum(done))
+        bar.update(max(0, finished + sum(done) - int(bar.n)))  # never backwards
 
     with (
-        _workers(function, label, parameters, on_cuda, (len(tasks), total), memory) as workers,
+        _workers(function, label, parameters, (len(tasks), total), memory) as workers,
         progress(label, finished + sum(planned), unit, finished + sum(done)) as bar,
     ):
         for index, result in completed(workers, tasks, label, show):
@@ -153,18 +152,13 @@ def completed(
 
 
 def _workers(
-    function: Callable[..., Any],
-    label: str,
-    parameters: ComputeParameters,
-    on_cuda: bool,
-    counts: tuple[int, int],
-    memory: int,
+    function: Callable[..., Any], label: str, parameters: ComputeParameters, counts: tuple[int, int], memory: int
 ) -> AbstractContextManager[Workers]:
     """The workers that the parameters ask for; ``counts`` are the remaining and all tasks."""
     if parameters.dask_scheduler is not None:
         return dask_workers(function, label, parameters)
     remaining, total = counts
-    at_once = concurrent_tasks(parameters, "cuda" if on_cuda else "cpu", remaining, memory)
+    at_once = concurrent_tasks(parameters, remaining, memory)
     threads, limit = threads_per_task(parameters, total), memory_limit(parameters)
     need = f"{memory / 1e9:.1f} GB" if memory else "unknown"
     resources = f"threads each: {threads}, memory each: {need}, limit for all: {limit / 1e9:.1f} GB"
@@ -174,6 +168,6 @@ def _workers(
             f"One task needs {need}, more than the limit of {limit / 1e9:.1f} GB "
             "(compute.memory_share of the available memory); tasks run one at a time and may run out of memory"
         )
-    if on_cuda and at_once == 1:  # a second process would need a CUDA context of its own
+    if at_once == 1 and _on_cuda(parameters):  # a second process would need a CUDA context of its own
         return nullcontext(this_process(function))
     return processes(function, at_once, threads)

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 
 from mpfm_kedro.errors import InputError, unknown
 from mpfm_kedro.parameter_checks import complete
+from mpfm_kedro.sources import SOURCES, folder
 
 AUTO, OWN = "auto", "folder"
 MAX_NAME = 255  # bytes
@@ -61,8 +62,6 @@ def result_name(name: Any, dataset: str, data_root: str) -> str:
 
     No folder of own images shares its name with a published dataset, and none is taken for the folder of one.
     """
-    from mpfm_kedro.sources import SOURCES, folder  # with pandas, which is slow to import
-
     root = Path(data_root)
     if dataset != OWN and folder.has_layout(root) and not (root / dataset).exists():
         raise InputError(

@@ -1,7 +1,5 @@
 """Raised for invalid user input: one clear line."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from difflib import get_close_matches
 

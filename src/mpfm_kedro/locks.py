@@ -4,8 +4,6 @@ Every run holds a lock of its own in ``<output_root>/locks``, and a file beside 
 system releases the lock when the process ends, however it ends; what is not locked is a remnant and is deleted.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Parameters as they were given, checked as a whole: an error names each wrong one and the nearest valid name."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches

@@ -4,8 +4,6 @@
 before anything runs, so that a typing error costs seconds and not hours.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal, Self
 

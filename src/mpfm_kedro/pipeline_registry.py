@@ -1,7 +1,5 @@
 """The pipelines of the project: a table of contents."""
 
-from __future__ import annotations
-
 from kedro.pipeline import Pipeline
 
 NAMES = ["datasets", "ingestion", "audit", "features", "general_setting", "hard_setting", "comparison", "ablation"]

@@ -1,7 +1,5 @@
 """Progress of long loops: a bar on a terminal, log lines otherwise; both with the remaining time."""
 
-from __future__ import annotations
-
 import io
 import logging
 import sys
@@ -43,14 +41,6 @@ class Progress(tqdm):
             super().display(msg, pos)
         elif self.ends[0] < self.n < self.ends[1]:  # on the way
             logger.info(str(self))
-
-    def advance(self, n: int = 1) -> None:
-        """Count ``n`` more."""
-        self.update(n)
-
-    def reach(self, done: int) -> None:
-        """Count up to ``done``; never backwards."""
-        self.update(max(0, done - int(self.n)))
 
 
 @contextmanager

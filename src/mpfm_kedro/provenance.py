@@ -1,7 +1,5 @@
 """What decides a number besides parameters and data: versions of the libraries, and the revision for people to read."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

@@ -4,8 +4,6 @@ One session is one dataset: its parameters, its paths in the catalog and its loc
 What was computed before, alone or by another study, is found by its key; an interrupted study is started again.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path

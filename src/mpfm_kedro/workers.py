@@ -164,7 +164,6 @@ def _run_on_dask(function: Work, threads: int, *task: Any) -> Any:
 
 
 def _client(parameters: ComputeParameters) -> Client:
-    """A client of the cluster that the parameters name."""
     try:
         from distributed import Client
     except ImportError as error:

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mpfm_kedro.backbones.origins import KNOWN, Obtained, Origin
+from mpfm_kedro.backbones.origins import KNOWN, Obtained, Origins
 from mpfm_kedro.backbones.weights import digest, obtain_weights
 from mpfm_kedro.errors import InputError
 
@@ -22,15 +22,15 @@ SMALL = "squeezenet1_1"  # no digest of it is known
 MOBILENET = "mobilenet_v2"
 
 
-def giving(tensors: dict[str, Tensor]) -> list[Origin]:
-    return [Origin("a test origin", lambda name, scratch: (tensors, "given.pth"))]
+def giving(tensors: dict[str, Tensor]) -> Origins:
+    return {"a test origin": lambda name, scratch: (tensors, "given.pth")}
 
 
 def refuse(name: str, scratch: Path) -> Obtained:
     raise InputError("nobody is at home")
 
 
-DEAF = [Origin("a deaf origin", refuse)]
+DEAF = {"a deaf origin": refuse}
 
 
 def random_weights(name: str) -> dict[str, Tensor]:

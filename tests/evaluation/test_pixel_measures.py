@@ -98,21 +98,21 @@ def folder(tmp_path):
 
 
 def test_masks_are_merged_and_cropped(folder):
-    both = read_mask(folder, "masks/a.png|masks/b.png", "", (40, 20))
+    both = read_mask(folder, Marked("masks/a.png|masks/b.png", "", (40, 20)))
     assert both.sum() == 21
     assert both[:, 7].all() and both[11, 30]
-    cropped = read_mask(folder, "masks/a.png|masks/b.png", "20,10,40,20", (20, 10))
+    cropped = read_mask(folder, Marked("masks/a.png|masks/b.png", "20,10,40,20", (20, 10)))
     assert np.argwhere(cropped).tolist() == [[1, 10]]
 
 
 def test_smaller_mask_loses_no_defect(folder):
-    found = read_mask(folder, "masks/b.png", "", (10, 5))
+    found = read_mask(folder, Marked("masks/b.png", "", (10, 5)))
     assert np.argwhere(found).tolist() == [[2, 7]]
 
 
 def test_missing_mask_is_named(folder):
     with pytest.raises(InputError, match=r"masks/c\.png"):
-        read_mask(folder, "masks/c.png", "", (40, 20))
+        read_mask(folder, Marked("masks/c.png", "", (40, 20)))
 
 
 def test_maps_of_padded_images_are_measured_without_the_padding(folder):

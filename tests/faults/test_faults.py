@@ -233,11 +233,11 @@ def harm(file: Path, damage: str) -> bytes:
 def with_cached_weights(out: Path) -> None:
     """In a started process, cache weights in the output folder, and obtain them from the project without a network."""
     from mpfm_kedro.backbones import weights
-    from mpfm_kedro.backbones.origins import Origin, read_tensors
+    from mpfm_kedro.backbones.origins import read_tensors
 
     obtain = weights.obtain_weights
-    origin = Origin("the project", lambda *_: (read_tensors(WEIGHTS), str(WEIGHTS)))
-    weights.obtain_weights = lambda name, *_: obtain(name, out / "weights", None, [origin])  # type: ignore[assignment]
+    origins = {"the project": lambda *_: (read_tensors(WEIGHTS), str(WEIGHTS))}
+    weights.obtain_weights = lambda name, *_: obtain(name, out / "weights", None, origins)  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("damage", DAMAGES if EVERYTHING else ["cut"])

@@ -22,6 +22,7 @@ from mpfm_kedro.inspection.predictions import PredictionLog
 from mpfm_kedro.parameter_checks import check_parameters
 from mpfm_kedro.protocol.study_file import read_study
 from mpfm_kedro.sources import elpv, headct, optical
+from mpfm_kedro.sources.layout import Layout
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow warns of every odd tag
 
@@ -36,8 +37,9 @@ LABELS = {
 @pytest.mark.parametrize("source", LABELS, ids=lambda source: source.__name__.rpartition(".")[2])
 @given(seed=SEEDS)
 def test_labels_are_read_or_refused(source, seed, tmp_path, attempt):
-    (tmp_path / "labels").write_bytes(damaged(LABELS[source], seed))
-    attempt(lambda: source.read_labels(tmp_path / "labels"), InputError)
+    file, layout = tmp_path / "labels.csv", Layout(source.SOURCE.name, source.SOURCE.title, tmp_path)
+    file.write_bytes(damaged(LABELS[source], seed))
+    attempt(lambda: source.read_labels(layout, *[file] * (source is optical)), InputError)
 
 
 @cache

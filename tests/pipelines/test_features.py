@@ -29,7 +29,7 @@ from mpfm_kedro.backbones.weights import digest
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.parameters import ComputeParameters, FeatureParameters
-from mpfm_kedro.pipelines.features.nodes import plan_views
+from mpfm_kedro.pipelines.features import plan_views
 from random_networks import random_network
 
 HERE = ComputeParameters(processes=0, dask_scheduler=None, device="cpu")  # on this machine

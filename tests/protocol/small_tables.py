@@ -14,7 +14,7 @@ from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.backbones.store import KEY, FeatureSpec, FeatureStore, row_keys
 from mpfm_kedro.parameter_checks import check_parameters, complete
 from mpfm_kedro.parameters import ComputeParameters, Parameters, ProtocolParameters
-from mpfm_kedro.pipelines.features.nodes import plan_views
+from mpfm_kedro.pipelines.features import plan_views
 from mpfm_kedro.pipelines.mpfm import calibrate_scores, initialise_prototypes, train_mpfm
 from mpfm_kedro.protocol.memory import Memory
 from mpfm_kedro.protocol.trials import Trial, Trials, read_trials

@@ -270,7 +270,7 @@ def test_the_progress_of_a_plan_counts_epochs(features, parameters, tmp_path, mo
     trials = Trials(first.tabulate(MEMORY), MEMORY)
     counted = []
 
-    def count(work, tasks, label, compute, device, total, need, epochs) -> None:
+    def count(work, tasks, label, compute, total, need, epochs) -> None:
         counted.extend(epochs(task) for task in tasks)
 
     monkeypatch.setattr("mpfm_kedro.protocol.fits.map_tasks", count)

@@ -19,7 +19,7 @@ from sklearn.metrics import roc_auc_score
 from evaluation.synthetic_trials import evaluated, text_of, trial_costs, trial_scores
 from mpfm_kedro.detectors.mpfm.objective import Losses
 from mpfm_kedro.evaluation.columns import TRAINED, UNTRAINED
-from mpfm_kedro.evaluation.intervals import gain_of_known_anomalies, recall_intervals
+from mpfm_kedro.evaluation.intervals import paired_differences, recall_intervals
 from mpfm_kedro.evaluation.measures import measure_trials, summarise_setting, summarise_tested_classes
 from mpfm_kedro.inspection.mistakes import COLUMNS, POINTS
 from mpfm_kedro.reports import figures
@@ -179,7 +179,8 @@ def test_summary_says_what_known_anomalies_add(gain, n_seeds, sentence):
     scores = trial_scores(strength, numbers=(10,), n_seeds=n_seeds)
     scores = scores[scores["setting"] == "hard"]
     samples = pd.DataFrame({"sample_id": scores["sample"].unique()}).assign(item=lambda table: table["sample_id"])
-    text = text_of(measure_trials(scores, trial_costs(scores)), differences=gain_of_known_anomalies(scores, samples))
+    differences = paired_differences(scores, samples, baseline=UNTRAINED)
+    text = text_of(measure_trials(scores, trial_costs(scores)), differences=differences)
     assert text.count(f"compared with '{UNTRAINED}'") == 1, "of the mean over classes alone"
     assert sentence in text
 

@@ -30,7 +30,7 @@ def test_names_and_nearest_name():
         "synthetic",
     }
     assert set(SOURCES) == expected
-    with pytest.raises(InputError, match="Did you mean 'mastcam'"):
+    with pytest.raises(InputError, match="did you mean 'mastcam'"):
         get_source("mastcan")
 
 

@@ -1,7 +1,5 @@
 """``python -m mpfm_kedro.app --model FOLDER``: the page for a model, without a project."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """The one folder of this machine whose images the page may show; nothing outside of it can be named."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

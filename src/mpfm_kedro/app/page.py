@@ -1,7 +1,5 @@
 """The page as HTML. Everything that comes from outside is escaped."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 

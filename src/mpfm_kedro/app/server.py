@@ -1,7 +1,5 @@
 """The server of the page: who may ask what, and the answers."""
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -221,9 +219,7 @@ def _add_images(app: FastAPI, state: AppState) -> None:
             raise InputError("The model knows no such image")
         return Response(thumbnails.iloc[place], media_type="image/jpeg")
 
-    @app.post("/clear")
-    def clear() -> None:
-        session.clear()
+    app.post("/clear")(session.clear)
 
 
 def _add_learning(app: FastAPI, state: AppState) -> None:
@@ -242,13 +238,8 @@ def _add_learning(app: FastAPI, state: AppState) -> None:
         marked = {label: state.to_learn.images(label) for label in LABELS}
         return page.draw_learning(marked, state.job, state.project.earlier_version())
 
-    @app.post("/learn", status_code=202)
-    def learn() -> None:
-        state.learn()
-
-    @app.post("/undo", status_code=202)
-    def undo() -> None:
-        state.go_back()
+    app.post("/learn", status_code=202)(state.learn)
+    app.post("/undo", status_code=202)(state.go_back)
 
 
 async def read_body(request: Request, name: str) -> bytes:

@@ -1,7 +1,5 @@
 """The images on the page with their predictions, and the marks that people set."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import re

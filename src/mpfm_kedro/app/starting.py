@@ -1,7 +1,5 @@
 """Start the server on this machine alone."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import sys

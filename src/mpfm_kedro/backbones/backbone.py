@@ -1,7 +1,5 @@
 """The frozen backbone: from images of bytes to pooled statistics and maps."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -18,6 +16,8 @@ from torchvision.models.feature_extraction import create_feature_extractor
 
 from mpfm_kedro.errors import InputError
 
+Tensors = Mapping[str, Tensor]
+Names = Sequence[str]
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels in 0..1
 BATCH_BYTES = 512 << 20  # of the largest map of a batch, in fp32: 32 images of 448 pixels in a ResNet
 PROBE = 128  # pixels
@@ -40,13 +40,9 @@ def import_extra(package: str, name: str) -> ModuleType:
 class Backbone(nn.Module):
     """A torchvision classifier up to the layers whose maps are used, frozen and in eval mode; the base of the others.
 
-    Args:
-        name: of the classifier.
-        weights: its tensors.
-        layers: whose statistics make z; ["auto"] is the last maps at the two coarsest resolutions (layer3 and layer4
-            of a ResNet).
-        map_layers: whose maps, at the resolution of the last of them, make F; ["auto"] is one resolution finer (layer2
-            and layer3 of a ResNet), where small defects show.
+    The statistics of ``layers`` make z; ["auto"] is the last maps at the two coarsest resolutions (layer3 and layer4 of
+    a ResNet). ``map_layers``, at the resolution of the last of them, make F; ["auto"] is one resolution finer (layer2
+    and layer3 of a ResNet), where small defects show.
     """
 
     version: ClassVar[int] = 1  # raised when a change of the code changes features (tests/test_golden_numbers.py)
@@ -57,9 +53,7 @@ class Backbone(nn.Module):
     std: Tensor
     network: Any
 
-    def __init__(
-        self, name: str, weights: Mapping[str, Tensor], layers: Sequence[str], map_layers: Sequence[str]
-    ) -> None:
+    def __init__(self, name: str, weights: Tensors, layers: Names, map_layers: Names) -> None:
         super().__init__()
         network = get_model(name, weights=None).eval()
         network.load_state_dict(weights)
@@ -80,12 +74,7 @@ class Backbone(nn.Module):
         self.to(memory_format=torch.channels_last)
 
     def choose_layers(
-        self,
-        name: str,
-        known: Sequence[str],
-        layers: Sequence[str],
-        map_layers: Sequence[str],
-        auto: tuple[Sequence[str], Sequence[str]],
+        self, name: str, known: Names, layers: Names, map_layers: Names, auto: tuple[Names, Names]
     ) -> None:
         """Set the layers of z and of F, which must be known ones; ["auto"] stands for those of ``auto``."""
         self.layers = tuple(auto[0] if list(layers) == AUTO else layers)

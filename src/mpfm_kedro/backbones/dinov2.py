@@ -1,16 +1,13 @@
 """DINOv2's vision transformer ViT-S/14 of timm as a backbone, for images of any size; its patch tokens are maps."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mpfm_kedro.backbones.backbone import Backbone, import_extra
+from mpfm_kedro.backbones.backbone import Backbone, Names, Tensors, import_extra
 
 NAME, MODEL = "dinov2_vits14", "vit_small_patch14_dinov2"  # here, in timm
 PREFIX = "backbone."  # of its tensors in the ONNX file, beside those of a decoder
@@ -49,9 +46,7 @@ class TransformerBackbone(Backbone):
     libraries = ("timm",)
     patch = 14
 
-    def __init__(
-        self, name: str, weights: Mapping[str, Tensor], layers: Sequence[str], map_layers: Sequence[str]
-    ) -> None:
+    def __init__(self, name: str, weights: Tensors, layers: Names, map_layers: Names) -> None:
         nn.Module.__init__(self)  # not that of a convolutional network
         self.network = create_network()
         known = [*(f"blocks.{number}" for number in range(len(self.network.blocks))), "norm"]
@@ -104,7 +99,7 @@ def read_onnx(path: Path) -> dict[str, Tensor]:
     return authors_names(named)
 
 
-def authors_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def authors_names(tensors: Tensors) -> dict[str, Tensor]:
     """The tensors under the names of DINOv2's authors, without the mask that only its training uses."""
     renamed = {}
     for name, tensor in tensors.items():

@@ -1,7 +1,5 @@
 """Extraction of features, here or by shards on a Dask cluster: the same batches, so the same numbers."""
 
-from __future__ import annotations
-
 import logging
 import re
 import time
@@ -153,7 +151,7 @@ class Extraction:
                 with progress("Features", len(new), "images") as bar:
                     for rows in work.here(backbone) if here else work.on_dask(backbone, weights):
                         writer.append(*rows)
-                        bar.advance(len(rows.keys))
+                        bar.update(len(rows.keys))
         return Features.locate(self.views, folder)
 
     def build(self, weights: BackboneWeights) -> Backbone:

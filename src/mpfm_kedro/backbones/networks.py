@@ -1,17 +1,14 @@
 """Backbones by name: torchvision's classifiers, DINOv2, and the models of timm, an extra."""
 
-from __future__ import annotations
-
 import difflib
 import warnings
-from collections.abc import Mapping, Sequence
 
 import torch
 import torchvision
 from torch import Tensor, nn
 
 from mpfm_kedro.backbones import dinov2
-from mpfm_kedro.backbones.backbone import Backbone, import_extra
+from mpfm_kedro.backbones.backbone import Backbone, Names, Tensors, import_extra
 from mpfm_kedro.errors import InputError
 
 TIMM = "timm/"  # before the name of one of its models
@@ -41,9 +38,7 @@ def bare_network(name: str) -> nn.Module:
         return timm_network(name) if name.startswith(TIMM) else torchvision.models.get_model(name, weights=None)
 
 
-def build_backbone(
-    name: str, weights: Mapping[str, Tensor], layers: Sequence[str], map_layers: Sequence[str]
-) -> Backbone:
+def build_backbone(name: str, weights: Tensors, layers: Names, map_layers: Names) -> Backbone:
     """The backbone of this name with these weights; ["auto"] leaves the choice of layers to it."""
     kind = dinov2.TransformerBackbone if name == dinov2.NAME else TimmBackbone if name.startswith(TIMM) else Backbone
     return kind(name, weights, layers, map_layers)
@@ -71,9 +66,7 @@ class TimmBackbone(Backbone):
     version = 1
     libraries = ("timm",)
 
-    def __init__(
-        self, name: str, weights: Mapping[str, Tensor], layers: Sequence[str], map_layers: Sequence[str]
-    ) -> None:
+    def __init__(self, name: str, weights: Tensors, layers: Names, map_layers: Names) -> None:
         nn.Module.__init__(self)  # not that of torchvision's networks
         self.network = timm_network(name)
         self.network.load_state_dict(weights)

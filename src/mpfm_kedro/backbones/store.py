@@ -28,7 +28,6 @@ from filelock import FileLock, Timeout
 from mpfm_kedro.atomic import first_line, format_bytes, free_bytes, replacing
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images import decoding, views
-from mpfm_kedro.provenance import library_versions
 
 logger = logging.getLogger(__name__)
 EXTRACTION_LIBRARIES = ("numpy", "pillow", "torch", "torchvision")
@@ -45,8 +44,7 @@ def extraction_version(backbone: str = "Backbone 1", keep_proportions: bool = Fa
 
 def extraction_libraries(more: tuple[str, ...] = ()) -> tuple[str, ...]:
     """The libraries that decide the numbers, with their versions; ``more`` are those of one backbone alone."""
-    versions = library_versions() | {name: version(name) for name in more}
-    return tuple(f"{name} {versions[name]}" for name in (*EXTRACTION_LIBRARIES, *more))
+    return tuple(f"{name} {version(name)}" for name in (*EXTRACTION_LIBRARIES, *more))
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@ A file that the user names takes precedence over a cached copy, and that over th
 digest decides.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import tempfile
@@ -21,7 +19,7 @@ from torch import Tensor
 from mpfm_kedro.atomic import replacing
 from mpfm_kedro.backbones import dinov2
 from mpfm_kedro.backbones.networks import bare_network, check_name
-from mpfm_kedro.backbones.origins import KNOWN, Origin, origins_of, read_tensors
+from mpfm_kedro.backbones.origins import KNOWN, Origins, origins_of, read_tensors
 from mpfm_kedro.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -42,16 +40,12 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def obtain_weights(
-    name: str, folder: Path, weights_file: Path | None = None, origins: Sequence[Origin] | None = None
+    name: str, folder: Path, weights_file: Path | None = None, origins: Origins | None = None
 ) -> dict[str, Tensor]:
-    """The pretrained weights of a backbone, or those of the user's own file.
+    """The pretrained weights of a backbone, or those of the user's own file (.pth, .pt or .safetensors).
 
-    Args:
-        name: of the backbone.
-        folder: where verified copies are cached, as ``<name>.safetensors``.
-        weights_file: a state dict (.pth, .pt or .safetensors). It may hold other weights on purpose; then it is used,
-            and not cached.
-        origins: where to look when there is neither a file nor a cached copy.
+    The file may hold other weights on purpose; then it is used, and not cached. Verified copies are cached in
+    ``folder``; where there is neither a file nor a copy, the origins are asked.
     """
     check_name(name)
     path = folder / f"{name}.safetensors"
@@ -91,17 +85,17 @@ def _use_file(name: str, path: Path, file: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _obtain(name: str, path: Path, origins: Sequence[Origin]) -> dict[str, Tensor]:
+def _obtain(name: str, path: Path, origins: Origins) -> dict[str, Tensor]:
     """The weights from the first origin that has them, cached as ``path``."""
     answers = ["a file of yours: none is named"]
     with replacing(path) as partial, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         partial.touch()  # a folder that cannot be written shows before any download
-        for origin in origins:
-            logger.info("Weights of %s: trying %s", name, origin.title)
+        for title, fetch in origins.items():
+            logger.info("Weights of %s: trying %s", name, title)
             try:
-                tensors, source = origin.fetch(name, Path(scratch))
+                tensors, source = fetch(name, Path(scratch))
             except InputError as error:
-                answers.append(f"{origin.title}: {error.message}")
+                answers.append(f"{title}: {error.message}")
                 logger.info(answers[-1])
                 continue
             if name in KNOWN and (found := digest(tensors)) != KNOWN[name].digest:

@@ -1,7 +1,5 @@
 """The Kedro datasets of the feature stores and of the features of one dataset."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, fields, replace
 from pathlib import Path

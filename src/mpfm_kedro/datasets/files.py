@@ -1,7 +1,5 @@
 """Files by their suffix, each replaced in one step; datasets of a path, and of several files of one node."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The Kedro dataset of the loader of a dataset's images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

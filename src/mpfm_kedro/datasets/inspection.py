@@ -1,12 +1,10 @@
 """The Kedro datasets of the inspection line: collection, production model, summaries of settings, predictions."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Hashable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from kedro.io import AbstractVersionedDataset, Version
@@ -17,11 +15,9 @@ from mpfm_kedro.datasets.files import PathDataset, read_file
 from mpfm_kedro.datasets.previews import show_table
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.evaluation.columns import RECALLS
-
-if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
-    from mpfm_kedro.inspection.collection import Collection
-    from mpfm_kedro.inspection.model import Model
-
+from mpfm_kedro.inspection.collection import COLUMNS, Collection
+from mpfm_kedro.inspection.model import CARD, Model, load_model, read_card, save_model
+from mpfm_kedro.inspection.versions import restore_command, versions_by_digest
 
 RESTORE = "kedro versions use brings back the collection of a version of the production model"
 
@@ -38,9 +34,6 @@ class CollectionDataset(PathDataset):
 
     def load(self) -> Collection:
         """The collection."""
-        from mpfm_kedro.inspection.collection import COLUMNS, Collection
-        from mpfm_kedro.inspection.model import read_card
-
         if self.model is not None:
             with suppress(InputError):
                 return Collection(self.path, pd.DataFrame(read_card(Path(self.model))["learned"], columns=COLUMNS))
@@ -64,7 +57,7 @@ class CollectionDataset(PathDataset):
         return show_table(self.load().table)
 
 
-class ModelFolderDataset(AbstractVersionedDataset["Model", "Model"]):
+class ModelFolderDataset(AbstractVersionedDataset[Model, Model]):
     """A folder with a production model. Versions share the files that did not change."""
 
     def __init__(self, filepath: str, version: Version | None = None, metadata: dict[str, Any] | None = None) -> None:
@@ -73,22 +66,16 @@ class ModelFolderDataset(AbstractVersionedDataset["Model", "Model"]):
 
     def load(self) -> Model:
         """The model, after its files were checked."""
-        from mpfm_kedro.inspection.model import load_model
-
         return load_model(Path(self._get_load_path() if self._version else self._filepath))
 
     def save(self, data: Model) -> None:
         """Write the folder in one step."""
-        from mpfm_kedro.inspection.model import save_model
-
         folder = Path(self._get_save_path() if self._version else self._filepath)
         before = sorted(Path(self._filepath).glob(f"*/{folder.name}")) if self._version else []
         save_model(data, folder, like=before[-1] if before else None)
 
     def preview(self) -> JSONPreview:
         """The card, for kedro-viz."""
-        from mpfm_kedro.inspection.model import CARD
-
         return JSONPreview((Path(self._filepath) / CARD).read_text())
 
     def _describe(self) -> dict[str, Any]:
@@ -119,8 +106,6 @@ class VersionsDataset(PathDataset):
 
     def load(self) -> dict[str, str]:
         """Commands by the digest of the model."""
-        from mpfm_kedro.inspection.versions import restore_command, versions_by_digest
-
         dataset, versions = self.path.parents[1].name, versions_by_digest(self.path)
         return {digest: shlex.join(restore_command(dataset, one, self.root)) for digest, one in versions.items()}
 

@@ -1,7 +1,5 @@
 """Metrics that are also logged to MLflow (conf/mlflow)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mpfm_kedro.datasets.tables import MetricsDataset

@@ -1,7 +1,5 @@
 """What kedro-viz shows of a dataset: tables, curves, histograms, images and texts, small enough for a page."""
 
-from __future__ import annotations
-
 import base64
 import html
 import io

@@ -3,8 +3,6 @@
 A table may be given as a plan: what is to be computed is then computed here and kept in the memory, fit by fit.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The Kedro dataset of verified backbone weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

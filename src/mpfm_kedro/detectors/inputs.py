@@ -1,7 +1,5 @@
 """Standardised features, as networks and heads read them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 

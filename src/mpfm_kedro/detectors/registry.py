@@ -1,7 +1,5 @@
 """All baselines and references, in the order of the tables."""
 
-from __future__ import annotations
-
 from mpfm_kedro.detectors.base import Baseline
 from mpfm_kedro.detectors.baselines.ahl import AHL
 from mpfm_kedro.detectors.baselines.classifiers import FLOS, MLEP, SAOE, DevNet
@@ -15,7 +13,7 @@ from mpfm_kedro.detectors.baselines.references import (
     MixtureOfModes,
     NearestNormals,
 )
-from mpfm_kedro.errors import InputError
+from mpfm_kedro.errors import unknown
 
 
 def baselines() -> list[type[Baseline]]:
@@ -29,5 +27,5 @@ def baseline(name: str) -> type[Baseline]:
     """The baseline or reference of this name."""
     by_name = {detector.name: detector for detector in baselines()}
     if name not in by_name:
-        raise InputError(f"There is no baseline '{name}'; allowed are: {', '.join(by_name)}")
+        raise unknown("baseline", name, by_name)
     return by_name[name]

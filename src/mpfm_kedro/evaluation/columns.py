@@ -4,8 +4,6 @@ A cell is what a column of a printed table shows: dataset, category, setting, kn
 anomalies. A trial is one method on one run; run names are unique within a setting.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 TRAINED, UNTRAINED = "MPFM", "MPFM, no anomaly known"

@@ -1,7 +1,5 @@
 """Beyond AUC: how far anomalies are separated from normals, and how false alarms are spread over modes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

@@ -1,7 +1,5 @@
 """Confidence intervals of recalls and of differences between two methods, over seeds and test samples together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mpfm_kedro.evaluation.columns import CELL, CELL_METHOD, RECALLS, RUN, TRAINED, TRIAL, UNTRAINED
+from mpfm_kedro.evaluation.columns import CELL, CELL_METHOD, RECALLS, RUN, TRAINED, TRIAL
 from mpfm_kedro.evaluation.measures import with_means
 
 DIFFERENCES = [*CELL_METHOD, "difference", "low", "high", "verdict"]
@@ -46,11 +44,6 @@ def paired_differences(
     return pd.DataFrame(rows, columns=DIFFERENCES)
 
 
-def gain_of_known_anomalies(scores: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
-    """What known anomalies add to the AUC of MPFM: that of MPFM minus that of MPFM without any, by cell."""
-    return paired_differences(scores, samples, baseline=UNTRAINED)
-
-
 def recall_intervals(
     scores: pd.DataFrame, samples: pd.DataFrame | None = None, draws: int = 1000, seed: int = 0
 ) -> pd.DataFrame:
@@ -67,10 +60,8 @@ def recall_intervals(
             if len(defined):
                 share, half = _mean_and_half_width(defined[values].to_numpy())
                 low, high = _wilson(share, defined["tested"].mean())
-                row[f"{name}_low"], row[f"{name}_high"] = (
-                    max(0.0, min(low, share - half)),
-                    min(1.0, max(high, share + half)),
-                )
+                row[f"{name}_low"] = max(0.0, min(low, share - half))
+                row[f"{name}_high"] = min(1.0, max(high, share + half))
     return pd.DataFrame(rows.values(), columns=[*CELL_METHOD, *(f"{name}_{end}" for name in RECALLS for end in ENDS)])
 
 
@@ -79,13 +70,8 @@ def weighted_aucs(
 ) -> np.ndarray:
     """AUC = Σ w_n w_a [s_a > s_n, ½ if equal] / Σ w_n w_a for every draw, (D,).
 
-    Summed over sorted normals, which for D draws takes D·(N + A) steps and not D·N·A.
-
-    Args:
-        normals: scores (N,).
-        anomalies: scores (A,).
-        normal_weights: (N, D).
-        anomaly_weights: (A, D).
+    Scores are (N,) and (A,), their weights (N, D) and (A, D). Summed over sorted normals, which for D draws takes
+    D·(N + A) steps and not D·N·A.
     """
     order = np.argsort(normals)
     below = np.zeros((len(normals) + 1, normal_weights.shape[1]), dtype=normal_weights.dtype)
@@ -164,7 +150,6 @@ def _mean_and_half_width(values: np.ndarray) -> tuple[float, float]:
 
 
 def _wilson(share: float, n: float) -> tuple[float, float]:
-    """Wilson's interval of a share of n observations."""
     from scipy.stats import norm  # slow to import
 
     z = norm.ppf((1 + LEVEL) / 2)

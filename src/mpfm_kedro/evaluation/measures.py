@@ -4,8 +4,6 @@ Settings and studies take the same way: scores and costs â†’ metrics by trial â†
 are masks, the measures of pixels are columns behind the others.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ Pixels are counted image by image in a histogram of their values, so that memory
 is cut to ten binary digits, by 0.2 % at most; of the cut values all measures are exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy.ndimage import label
 
-from mpfm_kedro.errors import InputError
 from mpfm_kedro.evaluation.columns import PIXEL_MEASURES
 from mpfm_kedro.images.position_maps import resize, smooth_maps
 from mpfm_kedro.sources.masks import merge_masks
@@ -27,17 +24,11 @@ KEY_BITS = 18  # sign, eight of the exponent, nine digits after the leading one
 
 @dataclass(frozen=True)
 class Marked:
-    """Where a sample is defective.
+    """Where a sample is defective."""
 
-    Args:
-        mask_path: as in the sample table, empty for a sample without defects.
-        crop: as in the sample table.
-        size: width and height in which pixels are counted.
-    """
-
-    mask_path: str
-    crop: str
-    size: tuple[int, int]
+    mask_path: str  # as in the sample table: several joined with "|", empty for a sample without defects
+    crop: str  # likewise
+    size: tuple[int, int]  # width and height in which pixels are counted
 
 
 def measure_maps(
@@ -47,14 +38,10 @@ def measure_maps(
     subsets: Sequence[Sequence[int]],
     padded: bool = False,
 ) -> NDArray[np.float64]:
-    """The three measures of heat maps on each of some subsets of the samples, (subsets, 3).
+    """The three measures of heat maps (n, H', W') on each of some subsets of the n samples, (subsets, 3).
 
-    Args:
-        maps: values of the positions of n samples, (n, H', W').
-        marked: where each of them is defective; None where nobody knows, and the sample does not count.
-        folder: of the source, with the masks.
-        subsets: positions of samples.
-        padded: whether the images were padded to squares.
+    ``marked`` is None where nobody knows where the defect is: the sample does not count. ``folder`` has the masks;
+    ``padded`` says that the images were padded to squares.
     """
     counts = [PixelCounts() for _ in subsets]
     members = [set(subset) for subset in subsets]
@@ -62,46 +49,31 @@ def measure_maps(
         if own is not None:
             heat = resize(smooth_maps(maps[place : place + 1], sizes=[own.size] if padded else None)[0], own.size)
             image = PixelCounts()
-            image.add(heat, read_mask(folder, own.mask_path, own.crop, own.size))
+            image.add(heat, read_mask(folder, own))
             for total, inside in zip(counts, members, strict=True):
                 if place in inside:
-                    total.merge(image)
+                    total.counts += image.counts
+                    total.n_regions += image.n_regions
     return np.array([list(total.measures().values()) for total in counts])
 
 
 class PixelCounts:
-    """Histograms of values in defects, by pixels and by regions, and of all other pixels."""
+    """Histograms of values of normal pixels, of those in defects, and of the latter by regions."""
 
     def __init__(self) -> None:
-        self.normal = np.zeros(1 << KEY_BITS)
-        self.marked = np.zeros(1 << KEY_BITS)
-        self.overlap = np.zeros(1 << KEY_BITS)
+        self.counts = np.zeros((3, 1 << KEY_BITS))
         self.n_regions = 0
 
     def add(self, heat: NDArray[np.float32], mask: NDArray[np.bool_]) -> None:
         """Count the pixels of one image, (h, w) each; marked pixels that touch at a corner are one region."""
-        if heat.shape != mask.shape:
-            raise InputError(f"A heat map of shape {heat.shape} and a mask of shape {mask.shape}; they must be equal")
-        keys = _keys(heat)
-        self.normal += np.bincount(keys[~mask], minlength=1 << KEY_BITS)
+        keys, (normal, marked, overlap) = _keys(heat), self.counts
+        normal += np.bincount(keys[~mask], minlength=1 << KEY_BITS)
         if mask.any():
             regions, number = label(mask, structure=np.ones((3, 3)))
             own, inside = keys[mask], regions[mask]
             self.n_regions += number
-            np.add.at(self.marked, own, 1)
-            np.add.at(self.overlap, own, 1 / np.bincount(inside)[inside])
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes."""
-        return self.normal.nbytes + self.marked.nbytes + self.overlap.nbytes
-
-    def merge(self, other: PixelCounts) -> None:
-        """Add the counts of other images."""
-        self.normal += other.normal
-        self.marked += other.marked
-        self.overlap += other.overlap
-        self.n_regions += other.n_regions
+            np.add.at(marked, own, 1)
+            np.add.at(overlap, own, 1 / np.bincount(inside)[inside])
 
     def measures(self) -> dict[str, float]:
         """The three measures; undefined where no pixel, or every pixel, is in a defect.
@@ -112,7 +84,7 @@ class PixelCounts:
 
             pixel AUROC = ∫ TPR dFPR,   AUPRO = ∫_0^0.3 PRO dFPR / 0.3,   F1 = max_t 2 TP / (2 TP + FP + FN)
         """
-        false, true, overlap = (_from_above(counts) for counts in (self.normal, self.marked, self.overlap))
+        false, true, overlap = map(_from_above, self.counts)
         if not (false[-1] and true[-1]):
             return dict.fromkeys(PIXEL_MEASURES, np.nan)
         rate = false / false[-1]
@@ -124,25 +96,19 @@ class PixelCounts:
         }
 
 
-def read_mask(folder: Path, mask_path: str, crop: str, size: tuple[int, int]) -> NDArray[np.bool_]:
-    """Where a sample is defective, (height, width) of ``size`` = width, height.
+def read_mask(folder: Path, own: Marked) -> NDArray[np.bool_]:
+    """Where a sample is defective, (height, width); ``folder`` has the masks.
 
     A pixel of a smaller size is marked if any of those that it stands for is: no small defect is lost.
-
-    Args:
-        folder: of the source.
-        mask_path: as in the sample table: several joined with "|", none for a sample without defects.
-        crop: as in the sample table.
-        size: of the result.
     """
-    if not mask_path:
-        return np.zeros(size[::-1], dtype=bool)
-    marked = merge_masks([folder / name for name in mask_path.split("|")], "Pixel measures")
-    left, upper, right, lower = parse_crop(crop) or (0, 0, *marked.shape[::-1])
+    if not own.mask_path:
+        return np.zeros(own.size[::-1], dtype=bool)
+    marked = merge_masks([folder / name for name in own.mask_path.split("|")], "Pixel measures")
+    left, upper, right, lower = parse_crop(own.crop) or (0, 0, *marked.shape[::-1])
     marked = marked[upper:lower, left:right]
-    if marked.shape == size[::-1]:
+    if marked.shape == own.size[::-1]:
         return marked
-    shares = Image.fromarray(marked.astype(np.float32)).resize(size, Image.Resampling.BOX)
+    shares = Image.fromarray(marked.astype(np.float32)).resize(own.size, Image.Resampling.BOX)
     return np.asarray(shares) > 0
 
 

@@ -4,8 +4,6 @@
 paper contradicts itself. They are as published, slips included.
 """
 
-from __future__ import annotations
-
 from importlib.resources import files
 
 import pandas as pd

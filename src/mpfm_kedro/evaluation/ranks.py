@@ -5,8 +5,6 @@ all methods rank alike; where they do not, two methods differ (Nemenyi) if their
 CD = q √(k (k + 1) / 6 n), for k methods on n datasets; q √2 is a quantile of the studentised range.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 
@@ -23,11 +21,8 @@ def rank_methods(table: pd.DataFrame, measure: str = "auc_mean") -> pd.DataFrame
     """Mean ranks (1 is best) of the measured methods over the datasets of a study, and the tests.
 
     One scope per setting and M, and one over all of them, in which every dataset counts once: with the mean of its
-    cells. A dataset in which not all methods of a scope were measured is excluded from it, and named.
-
-    Args:
-        table: one row per dataset (``name``), setting, M and method, with ``kind`` and the measure.
-        measure: the column that decides, higher is better.
+    cells. A dataset in which not all methods of a scope were measured is excluded from it, and named. The table has
+    one row per dataset (``name``), setting, M and method; the column ``measure`` decides, higher is better.
     """
     measured = table[(table["kind"] != "published") & table[measure].notna()]
     if measured.empty:

@@ -1,7 +1,5 @@
 """Images of one item: by a pattern of their paths, by a table, or where neither names the items, near copies."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path, PurePosixPath
 

@@ -1,7 +1,5 @@
 """The loader that nodes get their images from, and what it knows of each file."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Sequence
@@ -98,6 +96,10 @@ class ImageLoader:
             small.save(partial, format="png")
         return small
 
+    def thumbnails(self, samples: pd.DataFrame) -> list[Image.Image]:
+        """Small copies of the images or crops of a sample table."""
+        return [self.thumbnail(*row) for row in samples[["path", "crop", "content_hash", "pixel_range"]].to_numpy()]
+
     def examine_crops(self, path: str, crops: Sequence[str]) -> list[dict[str, Any]]:
         """What ``CHECKED`` names, of crops of one file; for an unusable file also its problem."""
         result: dict[str, Any] = dict.fromkeys(CHECKED, "") | dict.fromkeys(NUMBERS, 0)
@@ -156,7 +158,7 @@ class ImageLoader:
         with progress("Checking images", len(crops_of), "images") as bar:
             for (path, crops), rows in zip(crops_of.items(), results, strict=True):
                 checked.update(((path, crop), row) for crop, row in zip(crops, rows, strict=True))
-                bar.advance()
+                bar.update()
         keys = zip(files["path"], files["crop"], strict=True)
         return pd.DataFrame([checked[key] for key in keys], columns=CHECKED)
 

@@ -1,7 +1,5 @@
 """Near duplicates: images whose perceptual hashes differ in few bits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,8 +15,8 @@ MAX_DISTANCE = 8
 BLOCK = 256
 
 
-def near_sets(hashes: Sequence[str], max_distance: int = MAX_DISTANCE) -> np.ndarray:
-    """Set of each hash: those that differ in at most ``max_distance`` bits are in one, also through others.
+def near_sets(hashes: Sequence[str]) -> np.ndarray:
+    """Set of each hash: those that differ in at most ``MAX_DISTANCE`` bits are in one, also through others.
 
     All pairs are compared, a block of rows at a time. Of the pairs found only the sets are stored, so that memory
     stays bounded when all images are alike.
@@ -32,7 +30,7 @@ def near_sets(hashes: Sequence[str], max_distance: int = MAX_DISTANCE) -> np.nda
         distance = np.zeros((len(rows), len(others)), dtype=np.uint16)
         for word in range(words.shape[1]):
             distance += np.bitwise_count(rows[:, None, word] ^ others[None, :, word])
-        row, column = np.nonzero(distance <= max_distance)
+        row, column = np.nonzero(distance <= MAX_DISTANCE)
         new = first[row + start] != first[column + start]
         ends = np.concatenate([row[new] + start, own]), np.concatenate([column[new] + start, first])
         edges = coo_array((np.ones(len(ends[0]), dtype=bool), ends), shape=(len(words), len(words)))

@@ -1,7 +1,5 @@
 """Which values of deep images are black and white: one range for a whole dataset."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from mpfm_kedro.errors import InputError

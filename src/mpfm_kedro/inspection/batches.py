@@ -7,8 +7,6 @@ other half is, p ≤ a has probability a at most. What is lower than usual raise
 model gives even new normals slightly lower scores than those of cross-fitting.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -69,8 +69,7 @@ class Outputs(NamedTuple):
 class ExportedModel(nn.Module):
     """A production model from pixels to score and heat map: resizing, backbones, the detector itself, smoothing.
 
-    Args:
-        model: of a model folder. Networks of half precision compute in single precision here.
+    Networks of half precision compute in single precision here.
     """
 
     def __init__(self, model: Model) -> None:
@@ -110,7 +109,7 @@ def _smoothing(n: int) -> Tensor:
 def export_model(model: Model, images: Iterable[tuple[str, Image.Image]], folder: Path) -> Parity:
     """Replace a folder by the network and the card of a model, compared on images (RGB) with their names.
 
-    Where a package is missing, there is no image, or a decision differs, the folder stays as it was.
+    Where a package is missing or a decision differs, the folder stays as it was.
     """
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         raise InputError(
@@ -177,8 +176,6 @@ def measure_parity(
         margins.append(min(abs(expected.score - limit) for limit in limits))
         if decide(score, threshold, alike) != expected.decision:
             flips.append(name)
-    if not scores:
-        raise InputError("Export needs at least one image to compare on: name some, --params=images=PATH")
     return Parity(len(scores), max(scores), max(heat_maps), min(margins), tuple(flips))
 
 

@@ -1,7 +1,5 @@
 """The files that a user means: one, all of a folder, or those that a pattern matches."""
 
-from __future__ import annotations
-
 import glob
 import os
 from collections.abc import Iterator

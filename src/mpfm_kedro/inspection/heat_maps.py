@@ -4,8 +4,6 @@ A detector scores each position of an image, (H', W'). People see these scores s
 a scale that the normals set, in colours over the image, with boxes around regions that stand out.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from dataclasses import dataclass
@@ -35,15 +33,12 @@ class Region:
     peak: float  # its largest value
 
 
-def find_limits(normals: ArrayLike) -> tuple[float, float]:
+def find_limits(normals: Floats) -> tuple[float, float]:
     """The values that become 0 and 1, from held-out normals' smoothed maps.
 
     Their median becomes 0 and their 99.9th percentile a half: faint and strong defects differ in colour.
     """
-    values = np.asarray(normals)
-    if not values.size:
-        raise InputError("The scale of heat maps needs the map of at least one held-out normal")
-    low, high = np.percentile(values, [LOW, HIGH])
+    low, high = np.percentile(normals, [LOW, HIGH])
     return float(low), float(low + (high - low) / USUAL)
 
 

@@ -6,8 +6,6 @@ held-out normals as that of the score is, so at most as many normals become unce
 where normals look the same.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Misses at several false-alarm rates, by class of defect, from known defects that were held out."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import pandas as pd

@@ -4,11 +4,10 @@ An interrupted prediction resumes from its log, and another false-alarm rate nee
 changed is predicted again. While the backbone reads some images, a second thread judges those before them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -64,7 +63,7 @@ def predict_files(
         for rows in _predict_batches(inspector, remaining, drawing, workers):
             log.append(rows)
             known.update((row["path"], {name: row.get(name) for name in LOGGED}) for row in rows)
-            bar.advance(len(rows))
+            bar.update(len(rows))
     return _tabulate(paths, known, threshold, inspector)
 
 
@@ -139,21 +138,17 @@ def _predict_batches(
     inspector: Inspector, paths: Sequence[str], drawing: Drawing, workers: int
 ) -> Iterator[list[dict[str, Any]]]:
     """The lines of the log, batch by batch; overlays are drawn."""
-    read, workers = (
-        partial(_read_batch, prepare=inspector.preparation),
-        min(workers, len(paths) // inspector.batch_size),
-    )
+    read = partial(_read_batch, prepare=inspector.preparation)
+    workers = min(workers, len(paths) // inspector.batch_size)
     options: Any = {"num_workers": workers, "collate_fn": read, "prefetch_factor": 4 if workers else None}
     with ThreadPoolExecutor(1) as second:
-        before: Future[list[dict[str, Any]]] | None = None
+        judged: deque[Future[list[dict[str, Any]]]] = deque()
         for batch, pixels in DataLoader(list(paths), inspector.batch_size, **options):  # type: ignore[arg-type]
             rows = inspector.features(pixels) if pixels else None
-            judged = second.submit(_judge, inspector, batch, rows, drawing)
-            if before is not None:
-                yield before.result()
-            before = judged
-        if before is not None:
-            yield before.result()
+            judged.append(second.submit(_judge, inspector, batch, rows, drawing))
+            if len(judged) > 1:
+                yield judged.popleft().result()
+        yield from (last.result() for last in judged)
 
 
 def _judge(
@@ -176,7 +171,6 @@ def _judge(
 
 
 def _log_record(prediction: Prediction) -> dict[str, Any]:
-    """The prediction as the log keeps it."""
     region = prediction.regions[0] if prediction.regions else None
     return {
         "score": prediction.score,

@@ -1,7 +1,5 @@
 """From whatever a user has, a file, an array or a PIL image, to what the backbones of a model read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

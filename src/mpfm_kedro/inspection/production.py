@@ -1,7 +1,5 @@
 """A production model from fitted pieces: its scores of held-out images, a gallery, a card."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -95,14 +93,13 @@ def score_held_out(fit: ProductionFit, device: torch.device) -> tuple[HeldOutSco
             tables.append(_scored(normals[fold.normals], result))
             if len(originals := fold.anomalies[fold.anomalies < data.n_known]):
                 tables.append(_scored(known[originals], fold.detector.inspect(data.anomalies.take(originals))))
-            bar.advance()
+            bar.update()
     held_out = pd.concat(tables, ignore_index=True)
     described = samples.loc[held_out["sample_id"]].reset_index()
     return HeldOutScores(pd.concat([described, held_out[SCORE_COLUMNS]], axis=1)), find_limits(np.concatenate(maps))
 
 
 def _scored(sample_ids: np.ndarray, result: MPFMOutput) -> pd.DataFrame:
-    """Score and parts of some samples."""
     values = np.column_stack([result.score.double(), result.parts.double()])
     return pd.DataFrame(values, columns=SCORE_COLUMNS).assign(sample_id=sample_ids)
 
@@ -156,10 +153,7 @@ def make_gallery(fit: ProductionFit, detector: MPFMDetector) -> Gallery:
     halves = fit.run["train_normals"], fit.run["known_anomalies"]
     chosen = [name for half in halves for name in spread(half, MAX_IN_GALLERY)]
     table = fit.samples.set_index("sample_id").loc[chosen]
-    thumbnails = [
-        to_jpeg(fit.images.thumbnail(*values), THUMBNAIL)
-        for values in table[["path", "crop", "content_hash", "pixel_range"]].to_numpy()
-    ]
+    thumbnails = [to_jpeg(image, THUMBNAIL) for image in fit.images.thumbnails(table)]
     shown = pd.DataFrame({"sample_id": chosen, "defect_class": table["defect_class"].tolist(), "thumbnail": thumbnails})
     return Gallery(shown, standardised(chosen, fit, detector).numpy())
 

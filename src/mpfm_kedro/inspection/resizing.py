@@ -1,7 +1,5 @@
 """PIL's bilinear resizing as tensor operations, for the exported network: the same bytes for images of any size."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -12,10 +12,7 @@ future normals were known. A score above ``defective`` lies above q, one up to `
 normals are too few to decide: the decision is *uncertain*.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,23 +55,14 @@ class MissRate:
     n_anomalies: int
 
 
-def choose_threshold(
-    scores: ArrayLike, rate: float, confidence: float, items: Sequence[object] | NDArray | None = None
-) -> Threshold:
-    """The thresholds of a false-alarm rate.
+def choose_threshold(scores: ArrayLike, rate: float, confidence: float) -> Threshold:
+    """The thresholds of a false-alarm rate, from the scores of held-out normal items (n,).
 
     Where n is too small for ``rate``, ``defective`` is the largest score, and ``rate_guaranteed`` is
     1 − (1 − confidence)^(1/n).
-
-    Args:
-        scores: of held-out normals (n,), higher for anomalies.
-        rate: share of normal items that may be called defective, between 0 and 1.
-        confidence: of the guarantee, from 0.5 to below 1.
-        items: the item of each score (n,); by default every score is an item. An item is called defective if any of
-            its images is, so its largest score is one observation.
     """
     _check(rate, confidence)
-    descending = np.sort(item_scores(scores, items))[::-1]
+    descending = np.sort(_finite(scores, "scores of normals"))[::-1]
     n = len(descending)
     k = np.arange(1, n + 1)
     within = betainc(k, n + 1 - k, rate)  # P(F_k ≤ rate), falls with k
@@ -103,13 +91,9 @@ def least_rate(n_normals: int, confidence: float) -> float:
     return -math.expm1(math.log1p(-confidence) / n_normals)
 
 
-def item_scores(scores: ArrayLike, items: Sequence[object] | NDArray | None = None) -> Floats:
-    """The largest score of each item (n_items,)."""
+def item_scores(scores: ArrayLike, items: ArrayLike) -> Floats:
+    """The largest score of each item (n_items,): an item is called defective if any of its images (n,) is."""
     values = _finite(scores, "scores of normals")
-    if items is None:
-        return values
-    if len(items) != len(values):
-        raise InputError(f"{len(items)} items for {len(values)} scores of normals; there must be one for each")
     return np.asarray(pd.Series(values).groupby(np.asarray(items)).max(), dtype=np.float64)
 
 

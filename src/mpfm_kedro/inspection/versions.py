@@ -1,7 +1,5 @@
 """Versions of the production model: which are kept, which is the present one, and how to restore another."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which datasets were found, where each is expected, and where it comes from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,12 +1,11 @@
 """Metrics of every trial, and their summary over seeds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd
 
-from mpfm_kedro.evaluation.intervals import gain_of_known_anomalies, recall_intervals
+from mpfm_kedro.evaluation.columns import UNTRAINED
+from mpfm_kedro.evaluation.intervals import paired_differences, recall_intervals
 from mpfm_kedro.evaluation.measures import (
     as_metrics,
     measure_trials,
@@ -26,7 +25,7 @@ def evaluate(
     tables = {
         "run_metrics": run_metrics,
         "summary": summary,
-        "differences": gain_of_known_anomalies(scores, samples),
+        "differences": paired_differences(scores, samples, baseline=UNTRAINED),  # what known anomalies add
         "without_repeats": summarise_without_repeats(scores, runs, samples),
         "tested_classes": summarise_tested_classes(scores, samples),
     }

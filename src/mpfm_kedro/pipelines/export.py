@@ -1,7 +1,5 @@
 """A production model as one ONNX file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +17,7 @@ IMAGES = 64  # that torch and the exported network are compared on
 def export_network(images: Any, model: Model, samples: pd.DataFrame, loader: ImageLoader, folder: Path) -> str:
     """Write the network, unless a decision about an image would differ; returns the summary.
 
-    Args:
-        images: a path of images to compare on; None for those that the model has learned from.
-        model: the production model.
-        samples: what it has learned from.
-        loader: of these.
-        folder: of the export.
+    Compared are the images of a path, or else the samples that the model has learned from.
     """
     from mpfm_kedro.inspection.export import NETWORK, describe, export_model  # with torch, which is slow to import
 

@@ -1,7 +1,5 @@
 """The inspection line: fit a production model, predict with it, teach it, export it."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from kedro.pipeline import Pipeline, node
@@ -10,7 +8,7 @@ from kedro.pipeline.node import Node
 from mpfm_kedro.pipelines import audit, ingestion
 from mpfm_kedro.pipelines.evaluation import evaluate_study
 from mpfm_kedro.pipelines.export import export_network
-from mpfm_kedro.pipelines.features.nodes import plan_mpfm_features
+from mpfm_kedro.pipelines.features import plan_mpfm_features
 from mpfm_kedro.pipelines.fit.nodes import assemble_model, gather_samples, keep_model, summarise_model
 from mpfm_kedro.pipelines.learn.nodes import add_images, compare_predictions, summarise_learning
 from mpfm_kedro.pipelines.predict.nodes import predict_images, summarise_predictions

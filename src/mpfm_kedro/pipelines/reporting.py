@@ -1,7 +1,5 @@
 """What a report shows besides numbers, and the report."""
 
-from __future__ import annotations
-
 from datetime import date
 from itertools import islice
 from typing import Any
@@ -60,11 +58,9 @@ def describe_models(
         mistakes.append(table)
         points.append(point)
     shown = pd.concat(mistakes[1:] or mistakes, ignore_index=True)
-    files = samples.set_index("sample_id")[["path", "crop", "content_hash", "pixel_range"]]
-    groups = [
-        {"size": size, "image": to_strip([images.thumbnail(*files.loc[sample]) for sample in members])}
-        for size, members in typical_normals(models, TYPICAL)
-    ]
+    files = samples.set_index("sample_id")
+    typical = typical_normals(models, TYPICAL)
+    groups = [{"size": size, "image": to_strip(images.thumbnails(files.loc[members]))} for size, members in typical]
     return {
         "modes": tabulate_modes(models),
         "history": tabulate_history(models),
@@ -81,9 +77,7 @@ def show_both_labels(samples: pd.DataFrame, images: ImageLoader) -> pd.DataFrame
     pairs = samples.assign(set=near_copies(samples))[~unreadable(samples)].drop_duplicates(["set", "label"])
     rows: list[dict[str, Any]] = []
     for _, pair in islice(pairs[pairs["set"].duplicated(keep=False)].groupby("set", sort=False), MOST_PAIRS):
-        shown = pair[["path", "crop", "content_hash", "pixel_range"]].to_numpy()
-        strip = to_strip([images.thumbnail(*values) for values in shown])
-        rows.append({"samples": " = ".join(pair["sample_id"]), "image": strip})
+        rows.append({"samples": " = ".join(pair["sample_id"]), "image": to_strip(images.thumbnails(pair))})
     return pd.DataFrame(rows, columns=["samples", "image"])
 
 

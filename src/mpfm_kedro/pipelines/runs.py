@@ -1,7 +1,5 @@
 """The runs of each experiment: which samples train, which are tested, and by which methods."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from mpfm_kedro.parameters import (

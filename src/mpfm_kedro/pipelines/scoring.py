@@ -1,7 +1,5 @@
 """Scores of every test sample, and how well the heat maps show where defects are."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from mpfm_kedro.backbones.features import Features

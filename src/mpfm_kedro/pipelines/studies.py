@@ -1,7 +1,5 @@
 """The experiments: from raw images to a report, by stages that all of them share."""
 
-from __future__ import annotations
-
 from functools import partial, update_wrapper
 from typing import Any
 

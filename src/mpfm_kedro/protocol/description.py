@@ -1,7 +1,5 @@
 """What the fits of MPFM tell about themselves: modes tried, training curves, groups of normals, sampled features."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ A node only plans them: what is to be fitted, from which data and parameters, un
 is saved to computes what its memory lacks.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -68,12 +66,12 @@ class Plan:
         distinct = {task.entry: replace(task, memory=memory) for task in self.tasks}
         missing = [task for task in distinct.values() if not memory.has(task.entry)]
         if missing:
-            need, device = max(task.need() for task in missing), self.compute.device
-            at_once = concurrent_tasks(self.compute, device, len(missing), need)
+            need = max(task.need() for task in missing)
+            at_once = concurrent_tasks(self.compute, len(missing), need)
             share = memory_limit(self.compute) // at_once if self.compute.dask_scheduler is None else need
             tasks = [replace(task, bytes=share) for task in missing]
             work, epochs = methodcaller("work"), methodcaller("epochs")  # each task has its own
-            map_tasks(work, tasks, self.label, self.compute, device, len(distinct), need, epochs)
+            map_tasks(work, tasks, self.label, self.compute, len(distinct), need, epochs)
         return self.tabulate(memory)
 
 

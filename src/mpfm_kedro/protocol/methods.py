@@ -1,7 +1,5 @@
 """Methods: the rows of a table. A variant of MPFM names only what it changes; parameters are inputs of the nodes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import Any, TypeVar

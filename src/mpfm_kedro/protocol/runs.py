@@ -6,8 +6,6 @@ known anomalies leaves the test set. So an anomaly of a training item may be kno
 set is still the same for every M up to ten. Cross-fitting leaves out what a run tests: whole items there, else images.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterable, Mapping
@@ -134,10 +132,7 @@ def make_production_run(samples: pd.DataFrame, seed: int) -> pd.DataFrame:
 def make_learning_runs(samples: pd.DataFrame, learned: pd.DataFrame, seed: int) -> pd.DataFrame:
     """The general setting before and after some images were learned, both tested on the same images.
 
-    Args:
-        samples: the sample table with its split.
-        learned: images that were learned: sample_id, label and item; no image of these items is tested.
-        seed: of the draw of the other known anomalies.
+    No image of a learned item (sample_id, label, item) is tested; the seed draws the other known anomalies.
     """
     one = ProtocolParameters(known_class="all", n_anomalies=[POOL], n_seeds=1, first_seed=seed, split_by_item=AUTO)
     (before,) = records(make_general_runs(samples, one))

@@ -129,7 +129,7 @@ class ScoreTask(Task):
         n, sizes = len(self.tests.samples), sum(spec.pooled_size for spec in self.features.specs)
         n += len(self.run["train_normals"]) if self.baseline else 0
         positions = int(np.prod(self.features.store.spec.map_shape[1:])) if self.tests.marked else 0
-        histograms = len(self.tests.subsets) * PixelCounts().nbytes if self.tests.marked else 0
+        histograms = len(self.tests.subsets) * PixelCounts().counts.nbytes if self.tests.marked else 0
         return PROCESS_BYTES + POOLED_COPIES * n * 4 * sizes + 4 * positions * n * 4 + histograms
 
 

@@ -1,7 +1,5 @@
 """The study file: which datasets are compared, in which settings, with which M, seeds and methods."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any

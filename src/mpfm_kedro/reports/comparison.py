@@ -1,7 +1,5 @@
 """The comparison: all methods in all cells, published results under their own heading."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

@@ -4,8 +4,6 @@ A figure is a list of panels. As a file it shows them side by side; on a page ea
 a wide screen has several in a row and a phone one.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """The card of a production model as a page."""
 
-from __future__ import annotations
-
 import json
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Pages: the templates, which escape all that they show, and what they know of images, tables and decisions."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Mapping

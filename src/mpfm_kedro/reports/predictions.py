@@ -3,8 +3,6 @@
 Pictures are files beside the page. The page has at most ``MOST`` images of each decision; the table has all of them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections import Counter

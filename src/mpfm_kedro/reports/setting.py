@@ -1,7 +1,5 @@
 """The report of one setting: summary for the terminal, and a page with figures."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from mpfm_kedro.evaluation.columns import PIXEL_MEASURES, RECALLS, TRAINED, UNTRAINED, ours

@@ -1,7 +1,5 @@
 """The report of a study over several datasets: the paper's two tables, mean ranks, and what is not there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path

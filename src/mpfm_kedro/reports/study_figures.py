@@ -1,7 +1,5 @@
 """Figures of comparison, ablation, sensitivity and studies, one panel per column of a printed table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

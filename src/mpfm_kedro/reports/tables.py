@@ -1,7 +1,5 @@
 """Tables of methods and cells: the order of rows and columns, how a cell is written, Markdown and pages of tables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,17 +21,10 @@ EMPHASIS = {"best": Markup("<b>{}</b>"), "second": Markup("<u>{}</u>"), "": Mark
 
 
 class Table(NamedTuple):
-    """A table with its notes.
-
-    Args:
-        title: of the table.
-        sections: rows under their headings, which may be empty. All have the same columns of texts and the same index,
-            which is the first column.
-        notes: sentences below it.
-    """
+    """A table with sentences below it; all sections have the same columns of texts, the index is the first one."""
 
     title: str
-    sections: dict[str, pd.DataFrame]
+    sections: dict[str, pd.DataFrame]  # rows under their headings, which may be empty
     notes: list[str]
 
     @property

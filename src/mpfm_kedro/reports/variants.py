@@ -1,7 +1,5 @@
 """Ablation and sensitivity: variants of MPFM with their published results."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pandas as pd

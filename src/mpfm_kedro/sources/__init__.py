@@ -1,13 +1,10 @@
 """Datasets: one file each, one name each in this registry."""
 
-from __future__ import annotations
-
-import difflib
 from importlib import import_module
 
 import pandas as pd
 
-from mpfm_kedro.errors import InputError
+from mpfm_kedro.errors import unknown
 from mpfm_kedro.sources.source import Source
 
 NAMES = ["mvtec_ad", "optical", "sdd", "aitex", "elpv", "mastcam", "hyper_kvasir", "brainmri", "headct"]
@@ -28,7 +25,5 @@ def splits_by_item(samples: pd.DataFrame, choice: bool | str) -> bool:
 def get_source(name: str) -> Source:
     """The source called ``name``; an unknown name is an error with the nearest one."""
     if name not in SOURCES:
-        near = difflib.get_close_matches(name, SOURCES, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise InputError(f"Unknown dataset '{name}'.{hint} Known: {', '.join(sorted(SOURCES))}")
+        raise unknown("dataset", name, SOURCES)
     return SOURCES[name]

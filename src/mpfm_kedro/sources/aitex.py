@@ -6,8 +6,6 @@ The clean patches of defective images are dropped. Two images have two masks eac
 published 183 anomalies exclude these images, hence 185 here.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from pathlib import Path

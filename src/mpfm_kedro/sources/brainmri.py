@@ -3,8 +3,6 @@
 Suffixes are mixed (.jpg, .JPG, .jpeg, .png): matching one of them would lose half of the anomalies.
 """
 
-from __future__ import annotations
-
 from mpfm_kedro.sources.layout import Layout, Rows, subfolders
 from mpfm_kedro.sources.source import Counts, Source
 

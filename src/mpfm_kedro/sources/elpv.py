@@ -4,8 +4,6 @@
 class of its cell type (mono or poly); the uncertain ones between are dropped.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,29 +31,27 @@ def locate(root: Path) -> Path:
 
 
 def _rows(layout: Layout) -> Rows:
-    labels = read_labels(layout.folder / "labels.csv").fillna({"path": ""})
+    labels = read_labels(layout).fillna({"path": ""})
     for path, probability, kind in labels[labels["probability"].isin([0, 1])].itertuples(index=False):
         if not (layout.folder / path).is_file():
             raise layout.error(f"{layout.folder / path} is missing, and labels.csv names it")
         yield sample(layout.dataset, path, int(probability), kind if probability else "")
 
 
-def read_labels(file: Path) -> pd.DataFrame:
+def read_labels(layout: Layout) -> pd.DataFrame:
     """Path, probability and type of every cell."""
+    file = layout.folder / "labels.csv"
     try:
         labels = pd.read_csv(file, sep=r"\s+|,", engine="python", names=COLUMNS)
         labels = labels.astype({"path": str, "probability": float})
     except (OSError, ValueError) as error:
-        raise InputError(f"{TITLE}: cannot read {file}: {error}") from error
+        raise layout.error(f"cannot read {file}: {error}") from error
     if labels.empty:
-        raise InputError(f"{TITLE}: {file} is empty; expected are lines of path, probability and type")
+        raise layout.error(f"{file} is empty; expected are lines of path, probability and type")
     if not labels["probability"].between(0, 1).all():
-        raise InputError(f"{TITLE}: {file} has probabilities outside 0 to 1")
-    unknown = set(labels["type"]) - {"mono", "poly"}
-    if unknown:
-        raise InputError(
-            f"{TITLE}: {file} has cell types {', '.join(sorted(map(str, unknown)))}; allowed are mono and poly"
-        )
+        raise layout.error(f"{file} has probabilities outside 0 to 1")
+    if unknown := sorted(map(str, set(labels["type"]) - {"mono", "poly"})):
+        raise layout.error(f"{file} has cell types {', '.join(unknown)}; allowed are mono and poly")
     return labels
 
 

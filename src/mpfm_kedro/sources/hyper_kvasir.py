@@ -4,8 +4,6 @@
 ``pathological-findings/<class>`` the classes of anomalies. The rest of the dataset is not used.
 """
 
-from __future__ import annotations
-
 from mpfm_kedro.sources.layout import Layout, Rows
 from mpfm_kedro.sources.source import Counts, Source
 

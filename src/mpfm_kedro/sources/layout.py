@@ -1,7 +1,5 @@
 """Folders of a download: what may wrap them, what must and must not be in them, and their images as samples."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Collection, Iterator, Sequence

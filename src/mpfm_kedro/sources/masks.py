@@ -1,7 +1,5 @@
 """Masks of defects, read to label crops and for pixel measures. Images are not decoded: their header is enough."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -5,8 +5,6 @@ a class of anomalies. ``test_novel/all`` repeats these classes and is skipped, `
 not used. A frame that carries two labels is in two classes: its name is its item.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mpfm_kedro.sources.layout import Layout, Rows, subfolders

@@ -4,8 +4,6 @@
 masks in ``ground_truth/<defect>/<name>_mask.png``. A copy may hold some of the categories only.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mpfm_kedro.sources.layout import Layout, Rows, subfolders

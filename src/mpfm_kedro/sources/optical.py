@@ -5,15 +5,11 @@ tabs, of which [1] is the flag of a defect, [2] the image and [4] the label imag
 class to class: the path, which is the id, keeps the class.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
-from mpfm_kedro.errors import InputError
 from mpfm_kedro.sources.layout import Layout, Rows, image_files
 from mpfm_kedro.sources.source import Counts, Source
 
-TITLE = "Optical (DAGM 2007)"
 CLASSES = [f"Class{number}" for number in range(1, 11)]
 
 
@@ -25,7 +21,7 @@ def _rows(layout: Layout) -> Rows:
 
 
 def _part_rows(layout: Layout, part: Path, label_folder: Path) -> Rows:
-    lines = read_labels(label_folder / "Labels.txt")
+    lines = read_labels(layout, label_folder / "Labels.txt")
     images, masks = ({file.name.lower(): file for file in image_files(folder)} for folder in (part, label_folder))
     if others := sorted(set(images) - {image.lower() for image, _ in lines}):
         layout.warn("%d images in %s are not in Labels.txt, e.g. %s", len(others), part, others[0])
@@ -36,29 +32,30 @@ def _part_rows(layout: Layout, part: Path, label_folder: Path) -> Rows:
         yield layout.sample(images[image.lower()], "defect" if mask else "", masks[mask.lower()] if mask else None)
 
 
-def read_labels(file: Path) -> list[tuple[str, str]]:
+def read_labels(layout: Layout, file: Path) -> list[tuple[str, str]]:
     """Image and label image ("" for a normal one) from each line of a Labels.txt but the first."""
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
-        raise InputError(f"{TITLE}: cannot read {file}: {error}") from error
+        raise layout.error(f"cannot read {file}: {error}") from error
     if not lines or "\t" in lines[0]:
-        raise InputError(f"{TITLE}: {file} should begin with a line of one number, and then list the images")
-    return [_parse(line, f"{file}, line {number}") for number, line in enumerate(lines[1:], 2) if line.strip()]
-
-
-def _parse(line: str, where: str) -> tuple[str, str]:
-    fields = [field.strip() for field in line.split("\t")]
-    if len(fields) >= 3 and fields[1] == "0":
-        return fields[2], ""
-    if len(fields) >= 5 and fields[1] == "1" and fields[4]:
-        return fields[2], fields[4]
-    raise InputError(f"{TITLE}: {where}: expected number, flag 0 or 1, image, number, label image; found {line!r}")
+        raise layout.error(f"{file} should begin with a line of one number, and then list the images")
+    found = []
+    for number, line in enumerate(lines[1:], 2):
+        match [field.strip() for field in line.split("\t")]:
+            case [_, "0", image, *_]:
+                found.append((image, ""))
+            case [_, "1", image, _, mask, *_] if mask:
+                found.append((image, mask))
+            case _ if line.strip():
+                expected = "expected number, flag 0 or 1, image, number, label image"
+                raise layout.error(f"{file}, line {number}: {expected}; found {line!r}")
+    return found
 
 
 SOURCE = Source(
     name="optical",
-    title=TITLE,
+    title="Optical (DAGM 2007)",
     obtain="the Heidelberg Collaboratory for Image Processing (DAGM 2007 competition)",
     expected=CLASSES,
     counts={"": Counts(train=10500, test=3500, anomalies={"defect": 2100})},

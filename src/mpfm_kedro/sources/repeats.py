@@ -1,7 +1,5 @@
 """Samples that belong together: by content, and by the item they were taken from."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 from scipy.sparse import coo_array

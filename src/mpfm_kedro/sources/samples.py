@@ -13,8 +13,6 @@ for eight bits), deep ("" for eight bits, else integer or float) and done (what 
 and pixel_range ("low..high", what a deep image is scaled by, the same for all of them; "" for eight bits).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

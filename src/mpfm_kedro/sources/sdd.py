@@ -5,8 +5,6 @@ empty. The strips of one item belong together (``item``). The paper's table prin
 strips of the published images give 857.
 """
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """What defines a dataset: where its files are, which samples they hold, how many there should be."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

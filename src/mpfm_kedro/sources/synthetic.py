@@ -3,8 +3,6 @@
 To try the project without a dataset, and for its tests. Results on them say nothing about a method.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

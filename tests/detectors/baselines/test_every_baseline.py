@@ -8,7 +8,7 @@ import torch
 
 from mpfm_kedro.detectors.base import Context
 from mpfm_kedro.detectors.baselines.ahl import AHL
-from mpfm_kedro.detectors.baselines.classifiers import SAOE, DevNet
+from mpfm_kedro.detectors.baselines.classifiers import SAOE
 from mpfm_kedro.detectors.baselines.dpdl import DPDL
 from mpfm_kedro.detectors.baselines.dra import DRA
 from mpfm_kedro.detectors.baselines.gradient_training import GradientDetector
@@ -63,11 +63,6 @@ def test_little_to_learn_from(cls, little, brief_scores):
     scores = brief_scores(cls, **little)
     assert scores.shape == (30,)
     assert np.isfinite(scores).all() and np.ptp(scores) > 0
-
-
-def test_no_known_anomalies_is_an_error(brief_scores):
-    with pytest.raises(InputError, match=r"DevNet learns from normals and known anomalies.*0 known"):
-        brief_scores(DevNet, known=0)
 
 
 @TRAINED

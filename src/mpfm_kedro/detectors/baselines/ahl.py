@@ -1,7 +1,5 @@
 """AHL: a detector that adapts well to each of several anomaly distributions, weighted by their importance."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -44,13 +42,13 @@ class Groups(NamedTuple):
     pseudo: Tensor
     anomalies: Tensor
 
-    def draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """A batch with replacement: positions and groups (48,), 32 normals where there are no pseudo-anomalies."""
+    def draw(self, maps: TrainingInput, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Maps (48, H', W', C) with replacement and groups (48,), 32 normals where there are no pseudo-anomalies."""
         group, rows = batch_groups(len(self.pseudo) > 0), []
         for members, kind in zip(self, (NORMAL, PSEUDO, SEEN), strict=True):
             if size := int((group == kind).sum()):
                 rows.append(members[torch.randint(len(members), (size,), generator=generator)])
-        return torch.cat(rows), group
+        return maps.batch(torch.cat(rows)), group.to(maps.device)
 
 
 Subset = tuple[Groups, Groups]  # one anomaly distribution: a detector adapts to the support, then sees the query
@@ -147,7 +145,8 @@ class AHL(DevNet):
             for number in drawn.tolist():
                 support, query = subsets[number]
                 adapted = self._adapt(support, maps, generator)
-                yield self._loss_of(adapted, *_draw(query, maps, generator), generator)
+                x, group = query.draw(maps, generator)
+                yield self._loss_of(adapted, x, group, generator)
             importance.observe(self._judge(all_adapted, subsets, maps, generator))
 
     def _epochs(self) -> int:
@@ -157,7 +156,7 @@ class AHL(DevNet):
         """φ: the parameters after a few steps on one batch of the support; its derivative by θ is taken as 1."""
         start = dict(self.network.named_parameters())
         adapted = {name: value.detach().requires_grad_() for name, value in start.items()}
-        x, group = _draw(support, maps, generator)
+        x, group = support.draw(maps, generator)
         for _ in range(INNER_STEPS):
             gradients = torch.autograd.grad(self._loss_of(adapted, x, group, generator), list(adapted.values()))
             norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
@@ -181,16 +180,10 @@ class AHL(DevNet):
         parameters = {name: torch.cat([of_subset[name] for of_subset in adapted]) for name in adapted[0]}
         columns = []
         for _, query in subsets:
-            x, group = _draw(query, maps, generator)
+            x, group = query.draw(maps, generator)
             scores = functional_call(all_adapted, parameters, (x,))
             columns.append(torch.stack([self.loss(column, group, generator) for column in scores.split(1, dim=1)]))
         return torch.stack(columns, dim=1).cpu()
-
-
-def _draw(groups: Groups, maps: TrainingInput, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A batch of standardised maps (48, H', W', C) and their groups (48,)."""
-    index, group = groups.draw(generator)
-    return maps.batch(index), group.to(maps.device)
 
 
 def _clusters(normals: FeatureRows, seed: int) -> np.ndarray:

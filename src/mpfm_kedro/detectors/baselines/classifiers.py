@@ -1,7 +1,5 @@
 """DevNet, FLOS, SAOE and MLEP: a small network on one input, each with its loss."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, logsigmoid, pad

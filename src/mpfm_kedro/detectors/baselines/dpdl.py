@@ -5,8 +5,6 @@ from the normals' x to P_GM has the potential v(y) = Σ_k α_k N(y; r_k, S_k), S
 ``c(x) = Σ_k α_k exp((xᵀ S_k x + 2 r_kᵀ x) / 2)``; it is learned by minimising ``E log c(x) − E log v(y)``, y ~ P_GM.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple, cast
 

@@ -1,7 +1,5 @@
 """DRA: disentangled heads for seen, pseudo, residual and holistic abnormality."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

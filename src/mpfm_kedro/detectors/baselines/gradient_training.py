@@ -1,7 +1,5 @@
 """What baselines with a trained network share: balanced batches, training loop, scores of the top positions."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Self
@@ -14,7 +12,6 @@ from torch.optim import lr_scheduler
 from mpfm_kedro.detectors.base import Baseline, Context, TrainingData
 from mpfm_kedro.detectors.inputs import FARTHEST, StandardisedInput, TrainingInput, training_inputs
 from mpfm_kedro.detectors.mpfm.patches import top_number
-from mpfm_kedro.errors import InputError
 
 NORMAL, SEEN, PSEUDO = 0, 1, 2
 
@@ -86,11 +83,6 @@ class GradientDetector(Baseline):
 
     def fit(self, data: TrainingData, seed: int, context: Context) -> Self:
         """Train the network."""
-        if not len(data.normals) or not len(data.anomalies):
-            raise InputError(
-                f"{self.name} learns from normals and known anomalies, and needs at least one of each; "
-                f"got {len(data.normals)} normals and {len(data.anomalies)} known anomalies"
-            )
         pseudo = data.pseudo if self.uses_pseudo else data.pseudo.take(np.arange(0))
         sources = [StandardisedInput.fit(kind, data.normals) for kind in self.reads]
         inputs = training_inputs(sources, [data.normals, data.anomalies, pseudo], BATCH_SIZE, context)

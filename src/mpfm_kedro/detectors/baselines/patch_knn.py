@@ -1,7 +1,5 @@
 """PatchCore's idea on stored maps: how far the strangest patch is from any patch of the normals."""
 
-from __future__ import annotations
-
 import math
 from typing import Self
 

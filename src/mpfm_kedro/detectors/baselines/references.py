@@ -3,8 +3,6 @@
 All read z, the pooled statistics standardised on the training normals, (n, d).
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from typing import Self

@@ -1,7 +1,5 @@
 """Problems of a dataset, before anything is learned from it: repeats, leaks, unreadable files, imbalance."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

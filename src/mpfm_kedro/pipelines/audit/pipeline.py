@@ -1,7 +1,5 @@
 """Audit: repeated images, leaks between train and test, the state of the files, contact sheets."""
 
-from __future__ import annotations
-
 from kedro.pipeline import Pipeline, node
 
 from mpfm_kedro.pipelines.audit.nodes import audit_samples

@@ -1,7 +1,5 @@
 """Contact sheets: what the classes of a dataset look like, and which images repeat each other."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes

@@ -1,7 +1,5 @@
 """Images that a model got wrong, and what changes once it has learned them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

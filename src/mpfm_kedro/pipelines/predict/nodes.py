@@ -1,7 +1,5 @@
 """Predictions of a production model for new images."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from pathlib import Path

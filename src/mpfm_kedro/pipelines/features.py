@@ -1,12 +1,12 @@
-"""Which views of which samples are needed; their features are extracted where they are saved."""
-
-from __future__ import annotations
+"""Features: the frozen backbone over every sample and view, once; they are extracted where they are saved."""
 
 import logging
+from functools import partial, update_wrapper
 from statistics import median
 from typing import Any
 
 import pandas as pd
+from kedro.pipeline import Pipeline, node
 
 from mpfm_kedro.backbones.features import BackboneWeights
 from mpfm_kedro.errors import InputError
@@ -20,29 +20,30 @@ AUTO = "auto"
 SMALL, LARGE = 224, 448
 
 
+def create_pipeline(baselines: bool = False) -> Pipeline:
+    """The stage that every study shares; with ``baselines`` also the pseudo-anomalies that some of them read."""
+    plan = plan_features if baselines else plan_mpfm_features
+    read = ["samples", "images", "backbone_weights", "params:features", "params:compute"]
+    return Pipeline([node(plan, read, "features", name="extract_features", tags="extract_features")])
+
+
 def plan_features(
     samples: pd.DataFrame,
     images: ImageLoader,
     weights: list[BackboneWeights],
     features: FeatureParameters,
     compute: ComputeParameters,
+    pseudo: bool = True,
 ) -> Any:
-    """The frozen backbone over every sample and view, once: an ``Extraction``."""
+    """The frozen backbone over every sample and view, once: an ``Extraction``; ``pseudo``-anomalies are by CutMix."""
     from mpfm_kedro.backbones.extraction import Extraction  # with torch, which is slow to import
 
+    features = features if pseudo else features.model_copy(update={"cutmix_views": 0})
     return Extraction(plan_views(samples, features.image_size, features), images, weights, features, compute)
 
 
-def plan_mpfm_features(
-    samples: pd.DataFrame,
-    images: ImageLoader,
-    weights: list[BackboneWeights],
-    features: FeatureParameters,
-    compute: ComputeParameters,
-) -> Any:
-    """The same without the CutMix pseudo-anomalies, which are for baselines."""
-    without = features.model_copy(update={"cutmix_views": 0})
-    return plan_features(samples, images, weights, without, compute)
+# pseudo-anomalies are for baselines
+plan_mpfm_features = update_wrapper(partial(plan_features, pseudo=False), plan_features)
 
 
 def plan_views(samples: pd.DataFrame, image_size: Any, parameters: FeatureParameters) -> pd.DataFrame:

@@ -1,5 +1,0 @@
-"""The stage features."""
-
-from mpfm_kedro.pipelines.features.pipeline import create_pipeline
-
-__all__ = ["create_pipeline"]
