@@ -11,7 +11,9 @@ import pandas as pd
 import pytest
 
 from mpfm_kedro.datasets.inspection import SummariesDataset
+from mpfm_kedro.evaluation.columns import PART_COLUMNS
 from mpfm_kedro.inspection.model import Model, load_model
+from mpfm_kedro.pipelines.fit.nodes import summarise_model
 from mpfm_kedro.reports.model import write_card
 from production_models import held_out_scores
 
@@ -67,3 +69,12 @@ def test_recalls_of_a_setting_are_shown_where_they_are_defined(model: Model, tmp
     assert "<th>AP</th><th>recall at 1 %</th><th>recall at 5 %</th>" in page
     assert "<td>0.966 ± 0.002</td><td>undefined</td><td>0.731 ± 0.025</td>" in page
     json.dumps(evaluation, allow_nan=False)  # the card is read elsewhere, too
+
+
+def test_a_score_that_counts_nothing_is_said(model: Model):
+    weights = [{"backbone": 0, "mode": mode} | dict.fromkeys(PART_COLUMNS, 0.4) | {"score_n": 0.0} for mode in range(2)]
+    useless = replace(model, card=model.card | {"score_weights": weights})
+    assert "score_n counts nothing" in summarise_model(useless)
+    assert write_card(useless).count("<td>0.4</td>") == 6
+    weights[0]["score_n"] = 0.1
+    assert "counts nothing" not in summarise_model(useless)

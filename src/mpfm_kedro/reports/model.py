@@ -25,6 +25,7 @@ def write_card(model: Model) -> str:
         thresholds={rate: choose_threshold(normals, rate, confidence) for rate in RATES},
         needed={rate: least_normals(rate, confidence) for rate in RATES},
         misses=_misses(pd.DataFrame(card["misses"])),
+        weights=pd.DataFrame(card["score_weights"]).round(2),
         n_normals=len(normals),
         measures={"AUC": "auc", "AP": "ap"} | RECALL_TITLES,
         labels={number: name for name, number in LABELS.items()},

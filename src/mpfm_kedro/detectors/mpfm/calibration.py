@@ -55,6 +55,11 @@ class PlainSum(TensorModule):
 
     weight: Tensor  # of each of S scores in each mode (S, J), or in all (S, 1)
 
+    @property
+    def part_weights(self) -> Tensor:
+        """What S_g, S_a, S_r and S_n count in each mode, (4, J)."""
+        return torch.stack([self.weight[members].sum(0) for members in MEMBERS])
+
     def forward(self, scores: Tensor, p: Tensor, mode: Tensor) -> Tensor:
         """What is added: the scores as they are, (B, …, S)."""
         return scores

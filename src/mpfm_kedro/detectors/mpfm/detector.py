@@ -167,6 +167,12 @@ class MPFMDetector(Detector):
         assert isinstance(branch, MPFM)
         return branch
 
+    @property
+    def part_weights(self) -> list[Tensor]:
+        """What S_g, S_a, S_r and S_n count in each mode of each backbone, (4, J)."""
+        calibrations = (branch.calibration for branch in self.branches)
+        return [calibration.part_weights for calibration in calibrations if isinstance(calibration, PlainSum)]
+
     def forward(self, features: Sequence[tuple[Tensor, Tensor]]) -> MPFMOutput:
         """Pooled statistics and maps of each backbone → scores and map; parts, mode and group are of the first.
 

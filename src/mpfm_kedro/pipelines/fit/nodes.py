@@ -11,6 +11,7 @@ import pandas as pd
 from mpfm_kedro.backbones.features import BackboneWeights, Features
 from mpfm_kedro.compute import torch_device
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.evaluation.columns import PART_COLUMNS
 from mpfm_kedro.images.items import join_images
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.inspection.collection import Collection
@@ -73,8 +74,11 @@ def keep_model(model: Model) -> Model:
 def summarise_model(model: Model) -> str:
     """What was made, for the terminal."""
     card = model.card
+    weights = pd.DataFrame(card["score_weights"])[PART_COLUMNS]
+    harmful = ", ".join(weights.columns[(weights == 0).all()]) if card["data"]["anomalies"] else ""
+    counted = f"{harmful} counts nothing: it does not tell the held-out known defects from normals." if harmful else ""
     return (
         f"Made: {describe_origin(card)}.\n"
-        f"{' '.join(filter(None, [card['guarantee'], card['advice']]))}\n"
+        f"{' '.join(filter(None, [card['guarantee'], card['advice'], counted]))}\n"
         "To use it: kedro run --pipelines=predict --params=images=PATH, with the other parameters of this run"
     )
