@@ -29,7 +29,7 @@ from mpfm_kedro.inspection.thresholds import DEFECTIVE, GOOD, UNCERTAIN, choose_
 from mpfm_kedro.parameters import Parameters
 from mpfm_kedro.protocol.data import select
 from mpfm_kedro.protocol.runs import make_general_runs, make_production_run
-from project import fit_mpfm, open_project, parser
+from opened_project import fit_mpfm, open_project, parser
 
 RATES = (0.005, 0.01, 0.02, 0.05)
 DEVICE = torch.device("cpu")

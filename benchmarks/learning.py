@@ -14,7 +14,7 @@ import pandas as pd
 from mpfm_kedro.parameters import ProtocolParameters
 from mpfm_kedro.protocol.runs import make_hard_runs, records
 from mpfm_kedro.protocol.scores import plan_scores
-from project import fit_mpfm, open_project, parser
+from opened_project import fit_mpfm, open_project, parser
 
 LEARNED = (0, 1, 5)
 
