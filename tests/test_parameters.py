@@ -72,6 +72,7 @@ def test_every_environment_is_valid(env):
             {"features__statistic": ["mean"]},
             "Unknown parameter 'features.statistic': did you mean 'features.statistics'?",
         ),
+        ({"epochs.": 3}, "Unknown parameter 'epochs.': did you mean 'training.epochs'?"),
         ({"epoch": 3}, "Unknown parameter 'epoch': did you mean 'training.epochs'?"),
         ({"trainig": {"epochs": 3}}, "Unknown parameter 'trainig': did you mean 'training'?"),
     ],

@@ -34,14 +34,14 @@ def compare(root: Path, raw: Path, *more: str) -> pd.DataFrame:
 
 def fits(root: Path) -> dict[str, str]:
     """The bytes of what was fitted, by stage and key; of scores their numbers are compared."""
-    files = (root / "out/06_models/synthetic").glob("*/*.safetensors")
+    files = (root / "out/06_models/synthetic").glob("*/[!.]*.safetensors")  # a killed worker leaves its unfinished file
     digests = {f"{file.parent.name}/{file.name}": hashlib.md5(file.read_bytes()).hexdigest() for file in files}
     return {name: digest for name, digest in digests.items() if not name.startswith(("scores/", "baselines/"))}
 
 
 def kill_one(workers: dict[str, int], folder: Path, killed: list[int]) -> None:
     """Kill a worker in the middle of the fits."""
-    while not list(folder.glob("prototypes/*.safetensors")):
+    while not list(folder.glob("prototypes/[!.]*.safetensors")):
         time.sleep(0.05)
     process = next(iter(workers.values()))
     os.kill(process, signal.SIGKILL)

@@ -1,7 +1,7 @@
 """Parameters as they were given, checked as a whole: an error names each wrong one and the nearest valid name."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import reduce
 from itertools import chain
@@ -52,9 +52,9 @@ def _dotted(location: tuple[int | str, ...]) -> str:
 
 def _explain(name: str, problem: Any) -> str:
     if problem["type"] == "extra_forbidden":
-        groups, _, last = name.rpartition(".")
+        *groups, last = problem["loc"]  # a name may have dots
         others = {dotted.rpartition(".")[2]: dotted for dotted in reversed([*_dotted_names(Parameters)])}
-        same = {field: f"{groups}.{field}".strip(".") for field in _group_at(groups).model_fields}
+        same = {field: _dotted((*groups, field)) for field in _group_at(groups).model_fields}
         near = [last] if last in others else get_close_matches(last, same, 1) or get_close_matches(last, others, 1)
         hint = f"did you mean '{(others | same)[near[0]]}'?" if near else f"known names: {', '.join(sorted(same))}"
         return f"Unknown parameter '{name}': {hint}"
@@ -62,7 +62,7 @@ def _explain(name: str, problem: Any) -> str:
         return f"Parameter '{name}' is missing from the configuration"
     if problem["type"] == "model_type":
         copied = (source for target, source in COPIES.items() if target.startswith(f"{name}."))
-        first = next(chain(_dotted_names(_group_at(name), f"{name}."), copied))
+        first = next(chain(_dotted_names(_group_at(name.split(".")), f"{name}."), copied))
         return f"Parameter '{name}' = {problem['input']!r}: is a section; set one of its keys, for example {first}"
     return f"Parameter '{name}' = {problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}"
 
@@ -76,8 +76,8 @@ def _dotted_names(group: type[Group], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-def _group_at(name: str) -> type[Group]:
+def _group_at(names: Sequence[str]) -> type[Group]:
     group: Any = Parameters
-    for part in filter(None, name.split(".")):
+    for part in names:
         group = group.model_fields[part].annotation
     return group

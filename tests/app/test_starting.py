@@ -55,6 +55,7 @@ def test_it_listens_on_this_machine_alone_and_names_a_port_in_use():
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_uploads_are_deleted_at_every_end(model_folder: Path, tmp_path: Path, name: str):
     command = [sys.executable, "-m", "mpfm_kedro.app", f"--model={model_folder}", "--port=0", "--device=cpu"]
+    command = ["env", "--default-signal", *command]  # nohup makes its processes ignore SIGHUP
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
