@@ -100,12 +100,27 @@ def test_each_anomaly_is_evidence_once_by_a_round_that_has_not_seen_it(make_prob
     models = problem.models
     for r, model in enumerate(models):
         model.trained = problem.of_round(r)
-    found = anomaly_evidence(problem.data.anomalies, models, problem.rounds)
+    found = anomaly_evidence(problem.data, models, problem.rounds)
     left_out = n_known if n_known > 1 else 0
     assert float(found.weight.sum()) == pytest.approx(left_out) and len(found.scores) == 2 * left_out
     for row, (r, image) in enumerate(zip(*np.nonzero(~problem.rounds.anomalies), strict=True)):
         expected = raw_scores(models[r], problem.data.anomalies.take(np.array([image])))[0]
         torch.testing.assert_close(found.scores[row], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_images_of_one_item_count_as_one_anomaly(make_problem):
+    problem = make_problem(n_known=4)
+    items = np.append(np.arange(len(problem.data.normals)), [-1, -1, -1, -2])
+    data = replace(problem.data, items=items)
+    for r, model in enumerate(problem.models):
+        model.trained = problem.of_round(r)
+    rounds = Rounds.of_folds(problem.held_out.fold, data, 0)
+    weight = anomaly_evidence(data, problem.models, rounds).weight
+    assert sorted(weight.tolist()) == pytest.approx([1 / 6] * 6 + [1 / 2] * 2)
+    one_item = replace(data, items=np.append(items[:-4], [-1] * 4))
+    weights = [load(fit(specify(), known), CPU).part_weights[0] for known in (one_item, make_data(n_known=1)[0])]
+    shares = [weight[1:3, 0] / weight.sum() for weight in weights]
+    torch.testing.assert_close(*shares)  # the prior of one known anomaly, of which nothing could be left out
 
 
 @pytest.mark.parametrize("parts", ["g", "an", "gar"])

@@ -74,7 +74,7 @@ def fit_calibration(
         calibrations = [nn.ModuleList([plain] * n_rounds) for _ in backbones]
     else:
         fits = [_calibrate(data.of_backbone(backbone), upstream, backbone, seed, context) for backbone in backbones]
-        n_known = data.n_known if "training" in upstream else 0
+        n_known = len(set(data.anomaly_items)) if "training" in upstream else 0
         weights = fit_weights([known for _, known in fits], n_known, counted)
         calibrations = [
             nn.ModuleList([SoftCalibration(**calibration.state_dict() | {"weight": weight}) for calibration in rounds])
@@ -91,7 +91,7 @@ def _calibrate(
     models, held_out = load_rounds(upstream, backbone, context.device)
     rounds = Rounds.of_folds(held_out.fold, data, seed)
     normals = normal_evidence(data.normals, held_out, models)
-    anomalies = anomaly_evidence(data.anomalies, models, rounds)
+    anomalies = anomaly_evidence(data, models, rounds)
     n_modes = len(models[0].groups.mode_center)
     learned = [Evidence(*(value[torch.from_numpy(kept)] for value in normals)) for kept in rounds.normals]
     calibrations, t_of_learned = zip(*(SoftCalibration.fit(evidence, n_modes) for evidence in learned), strict=True)
@@ -114,12 +114,14 @@ def normal_evidence(normals: FeatureRows, held_out: HeldOut, models: list[MPFM])
     return Evidence(scores, held_out.p, held_out.mode, torch.ones(len(scores)))
 
 
-def anomaly_evidence(anomalies: FeatureRows, models: list[MPFM], rounds: Rounds) -> Evidence:
-    """The six scores of each known anomaly and view by the model of the round that leaves it out."""
-    views = np.bincount(anomalies.source)[anomalies.source]
+def anomaly_evidence(data: TrainingData, models: list[MPFM], rounds: Rounds) -> Evidence:
+    """The six scores of each known anomaly and view by the model of the round that leaves it out; an item counts 1."""
+    _, item = np.unique(data.anomaly_items, return_inverse=True)
+    of_row = item[data.anomalies.source]
+    views = np.bincount(of_row)[of_row]
     evidence = []
     for model, learned in zip(models, rounds.anomalies, strict=True):
-        rows = anomalies.take(np.flatnonzero(~learned))
+        rows = data.anomalies.take(np.flatnonzero(~learned))
         x, p, mode = model.enter(model.standardiser.z_of(rows))
         scores = model.raw_scores_of(rows, x, p, model.mean_squares(rows, mode).to(x))
         evidence.append(Evidence(scores, p.cpu(), mode.cpu(), torch.from_numpy(1 / views[~learned]).float()))
