@@ -27,7 +27,7 @@ def main() -> None:
         update={"known_class": "all", "n_anomalies": [10], "n_seeds": given.seeds}
     )
     trials, memory = fit_mpfm(plan_runs(samples, protocol), features, parameters, compute)
-    scores = plan_scores(list(trials), features, samples, images, compute).run(memory)
+    scores = plan_scores(list(trials), features, samples, images, compute)[0].run(memory)
     print(as_markdown(scores))
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from mpfm_kedro.backbones import store
 from mpfm_kedro.backbones.features import Features
-from mpfm_kedro.backbones.store import FeatureSpec, FeatureStore, StoredRows, StoreFolder
+from mpfm_kedro.backbones.store import KEYS, FeatureSpec, FeatureStore, StoredRows, StoreFolder
 from mpfm_kedro.errors import InputError
 
 SHAPES = ("resnet18", "digest", 64, ("layer3", "layer4"), ("layer4",), ("mean",), 3, (2, 1, 2))
@@ -87,6 +87,7 @@ def test_interrupted_writing_resumes_from_the_first_missing_key(batches, remnant
             for name in remnants:
                 (store.folder / f"99999{name}").write_bytes(b"half a pa")
                 (store.folder / f".12.ab.99999{name}").write_bytes(b"")
+            (store.folder / f".12.ab.99998{KEYS}").write_bytes(b"a|b|c\n")
             assert stores.open(SPEC).keys() == seen
             if seen:
                 assert_holds(stores.open(SPEC), seen)

@@ -34,6 +34,7 @@ EXTRACTION_LIBRARIES = ("numpy", "pillow", "torch", "torchvision")
 PADDED = ", proportions kept"
 KEY = ["content_hash", "crop", "view"]
 SPEC, POOLED, MAPS, KEYS = "store.json", ".pooled.npy", ".maps.npy", ".keys.txt"
+PARTS = f"[!.]*{KEYS}"  # without what a killed process has begun to write
 PART_BYTES, PART_SECONDS = 64 << 20, 2  # batches are written as one part when they are so large, or so old
 
 
@@ -167,7 +168,7 @@ class StoreFolder:
 
     @cached_property
     def _parts(self) -> list[Rows]:
-        return [self._read_part(file) for file in sorted(self.folder.glob(f"*{KEYS}"))]
+        return [self._read_part(file) for file in sorted(self.folder.glob(PARTS))]
 
     def _read_part(self, keys_file: Path) -> Rows:
         keys, arrays = read_keys(keys_file), []
@@ -208,7 +209,7 @@ class StoreWriter:
     def __init__(self, folder: Path, spec: FeatureSpec) -> None:
         self._folder, self._row_bytes = folder, spec.row_bytes
         self._batches: list[Rows] = []
-        parts = {file.name.removesuffix(KEYS) for file in folder.glob(f"*{KEYS}")}
+        parts = {file.name.removesuffix(KEYS) for file in folder.glob(PARTS)}
         for file in folder.iterdir():
             if file.name != SPEC and file.name.partition(".")[0] not in parts:
                 file.unlink()
@@ -286,7 +287,7 @@ class FeatureStore:
             except (ValueError, KeyError, TypeError):  # damaged; the next extraction writes it again
                 named = {"backbone": "unknown", "image_size": 0}
             size = sum(part.stat().st_size for part in file.parent.iterdir())
-            lines = sum(len(read_keys(keys)) for keys in file.parent.glob(f"*{KEYS}"))
+            lines = sum(len(read_keys(keys)) for keys in file.parent.glob(PARTS))
             rows.append({"store": file.parent.name} | named | {"rows": lines, "megabytes": round(size / 1e6)})
         return pd.DataFrame(rows, columns=["store", "backbone", "image_size", "rows", "megabytes"])
 

@@ -37,7 +37,7 @@ class ImagesDataset(PathDataset):
 
     def preview(self) -> ImagePreview:
         """A few of the audit's thumbnails side by side, for kedro-viz."""
-        files = sorted(self.path.with_name("thumbnails").glob("*.png"))
+        files = sorted(self.path.with_name("thumbnails").glob("[!.]*.png"))
         sheet = Image.new("RGB", (PREVIEW_COLUMNS * THUMBNAIL, PREVIEW_ROWS * THUMBNAIL), "white")
         for i, file in enumerate(files[: PREVIEW_ROWS * PREVIEW_COLUMNS]):
             row, column = divmod(i, PREVIEW_COLUMNS)
