@@ -27,8 +27,8 @@ def main() -> None:
         update={"known_class": "all", "n_anomalies": [10], "n_seeds": given.seeds}
     )
     trials, memory = fit_mpfm(plan_runs(samples, protocol), features, parameters, compute)
-    scores = plan_scores(list(trials), features, samples, images, compute)[0].run(memory)
-    print(as_markdown(scores))
+    scores, _, _ = plan_scores(list(trials), features, samples, images, compute)
+    print(as_markdown(scores.run(memory)))
 
 
 def plan_runs(samples: pd.DataFrame, protocol: ProtocolParameters) -> pd.DataFrame:
