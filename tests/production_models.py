@@ -63,9 +63,9 @@ def made_model(*backbones: tuple[str, int]) -> Model:
         found.append(rows)
         specs.append(spec)
         weights.append(own)
-    normals = replace(found[0], beside=tuple(found[1:])).take(np.arange(48))
+    normals = replace(found[0], others=tuple(found[1:])).take(np.arange(48))
     known = [replace(rows.take(np.arange(48, 56)), source=np.arange(8)) for rows in found]
-    anomalies = replace(known[0], beside=tuple(known[1:]))
+    anomalies = replace(known[0], others=tuple(known[1:]))
     data = TrainingData(normals, normals.take(np.arange(0)), anomalies)
     sizes = {"n_patch_prototypes": 30, "max_modes": 2, "min_mode_size": 8, "top_share": 0.05, "epochs": 5}
     pieces = fit(specify(n_backbones=len(specs), **sizes), data)

@@ -43,7 +43,7 @@ def test_rows_of_other_backbones_stay_beside():
     maps, places = np.zeros((4, 1, 1, 1), np.float16), np.array([3, 1, 2, 0])
     other = FeatureRows(np.arange(8, dtype=np.float32).reshape(4, 2), maps, places, np.arange(4))
     both = FeatureRows(np.zeros((4, 1), np.float32), maps, np.arange(4), np.arange(4), (other,))
-    (taken,) = both.take(np.array([2, 0])).beside
+    (taken,) = both.take(np.array([2, 0])).others
     assert taken.rows.tolist() == [2, 3] and taken.pooled.tolist() == [[4, 5], [0, 1]]
     assert [both.of_backbone(number).pooled.shape for number in range(2)] == [(4, 1), (4, 2)]
-    assert both.of_backbone(0).beside == both.of_backbone(1).beside == ()
+    assert both.of_backbone(0).others == both.of_backbone(1).others == ()

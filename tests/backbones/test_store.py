@@ -256,7 +256,7 @@ def test_digest_covers_all_backbones_and_is_the_stores_for_one(features):
     store = StoreFolder(features.store.folder, replace(SPEC, backbone="dinov2_vits14"))
     other = Features(features.index, store)
     assert features.spec_digest == SPEC.digest
-    both, swapped = replace(features, beside=(other,)), replace(other, beside=(features,))
+    both, swapped = replace(features, others=(other,)), replace(other, others=(features,))
     digests = {one.spec_digest for one in (features, other, both, swapped)}
     assert len(digests) == len({one.digest for one in (features, other, both, swapped)}) == 4
     assert both.specs == (SPEC, store.spec)

@@ -63,12 +63,12 @@ def test_backbones_beside_are_found_again(dataset, stores):
     other = replace(SPEC, backbone="dinov2_vits14", pooled_size=2, map_shape=(2, 1, 1))
     with stores.open(other).writing() as writer:  # in another order
         writer.append(list(VALUES)[::-1], np.array([[2.0, 20], [1, 10]]), np.zeros((2, 2, 1, 1)))
-    both = replace(Features.locate(VIEWS, stores.open(SPEC)), beside=(Features.locate(VIEWS, stores.open(other)),))
+    both = replace(Features.locate(VIEWS, stores.open(SPEC)), others=(Features.locate(VIEWS, stores.open(other)),))
     dataset.save(Extracted(both))
     loaded = dataset.load()
     assert [spec.backbone for spec in loaded.specs] == ["resnet18", "dinov2_vits14"]
-    assert loaded.digest == both.digest != replace(both, beside=()).digest
-    (beside,) = loaded.beside
+    assert loaded.digest == both.digest != replace(both, others=()).digest
+    (beside,) = loaded.others
     assert beside.store.pooled[beside.rows(["b", "a"])].tolist() == [[2, 20], [1, 10]]
 
 

@@ -251,8 +251,8 @@ def test_backbones_side_by_side_have_the_rows_of_each_alone(images, weights, tmp
     views = plan(images).assign(image_size=SIZE)
     both = Extraction(views, images, [weights, squeezenet(1)], parameters(), HERE).run(FeatureStore(tmp_path / "alone"))
     assert reads == []
-    assert [one.store.folder for one in (both, *both.beside)] == [one.store.folder for one in alone]
-    assert both.beside[0].index.equals(alone[1].index)
+    assert [one.store.folder for one in (both, *both.others)] == [one.store.folder for one in alone]
+    assert both.others[0].index.equals(alone[1].index)
     assert both.spec_digest not in {one.spec_digest for one in alone}
 
 

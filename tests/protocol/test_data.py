@@ -78,10 +78,10 @@ def test_only_anomalies_are_augmented(anomaly_views, tmp_path):
 def test_other_backbones_have_the_same_images_in_the_same_order(tmp_path):
     first, other = fake_features(SAMPLES, tmp_path / "a"), fake_features(SAMPLES, tmp_path / "b", order=1)
     (run,) = records(make_hard_runs(SAMPLES, protocol(4, known_class="dent")))
-    data, alone = training_data(run, replace(first, beside=(other,))), training_data(run, other)
+    data, alone = training_data(run, replace(first, others=(other,))), training_data(run, other)
     check_parts(run, data, first)
     for part in PARTS:
-        (found,), expected = getattr(data, part).beside, getattr(alone, part)
+        (found,), expected = getattr(data, part).others, getattr(alone, part)
         assert found.rows.tolist() == expected.rows.tolist() != getattr(data, part).rows.tolist()
         np.testing.assert_array_equal(found.pooled, expected.pooled)
         np.testing.assert_array_equal(found.source, getattr(data, part).source)

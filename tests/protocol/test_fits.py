@@ -92,7 +92,7 @@ def test_a_setting_and_new_names_find_what_a_study_has_fitted(features, paramete
 
 def test_each_backbone_has_its_own_fits(features, parameters, tmp_path):
     other = replace(features.store, spec=replace(features.store.spec, backbone="dinov2_vits14"))
-    both = replace(features, beside=(replace(features, store=other),))
+    both = replace(features, others=(replace(features, store=other),))
     (trial,) = plan_mpfm(with_methods(TRAINED, runs=RUNS[:1]), both, parameters)
     assert list(trial.fits) == ["prototypes", "prototypes_2", "training", "training_2", "calibration"]
     assert len(set(trial.fits.values())) == 5

@@ -130,7 +130,7 @@ class Extraction:
     def run(self, store: FeatureStore) -> Features:
         """Compute the rows that the stores do not have yet, and locate those of all views, in each backbone."""
         first, *others = [self._extract(weights, store) for weights in self.weights]
-        return replace(first, beside=tuple(others))
+        return replace(first, others=tuple(others))
 
     @named_loss_of_readers()
     def _extract(self, weights: BackboneWeights, store: FeatureStore) -> Features:

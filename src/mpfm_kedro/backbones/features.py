@@ -31,7 +31,7 @@ class Features:
 
     index: pd.DataFrame  # the views (sample_id, item, content_hash, crop, view) and their rows in the store
     store: StoreFolder  # of the first backbone, which every detector reads
-    beside: tuple[Features, ...] = ()  # features of the same views in the other backbones
+    others: tuple[Features, ...] = ()  # features of the same views in the other backbones
 
     @classmethod
     def locate(cls, views: pd.DataFrame, store: StoreFolder) -> Features:
@@ -64,7 +64,7 @@ class Features:
     @property
     def specs(self) -> tuple[FeatureSpec, ...]:
         """The specifications of all backbones."""
-        return (self.store.spec, *(spec for other in self.beside for spec in other.specs))
+        return (self.store.spec, *(spec for other in self.others for spec in other.specs))
 
     @property
     def spec_digest(self) -> str:

@@ -26,7 +26,7 @@ class FeatureRows:
     maps: np.ndarray | StoredRows  # stored maps of all rows, memory-mapped (rows, C, H', W'), fp16
     rows: np.ndarray  # the row of each image in ``maps`` (n,)
     source: np.ndarray  # the sample that each image comes from (n,)
-    beside: tuple[FeatureRows, ...] = ()  # the same images in the other backbones
+    others: tuple[FeatureRows, ...] = ()  # the same images in the other backbones
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -38,12 +38,12 @@ class FeatureRows:
 
     def take(self, index: np.ndarray) -> FeatureRows:
         """Some of the images."""
-        beside = tuple(other.take(index) for other in self.beside)
-        return FeatureRows(self.pooled[index], self.maps, self.rows[index], self.source[index], beside)
+        others = tuple(other.take(index) for other in self.others)
+        return FeatureRows(self.pooled[index], self.maps, self.rows[index], self.source[index], others)
 
     def of_backbone(self, number: int) -> FeatureRows:
         """The same images in one of the backbones, 0 is the first; that backbone alone."""
-        return replace((self, *self.beside)[number], beside=())
+        return replace((self, *self.others)[number], others=())
 
     def slices(self, at_most: int = IMAGES_PER_BATCH, bytes_per_image: int | None = None) -> Iterator[slice]:
         """All images in consecutive batches of at least one, bounded in images and in bytes (by default of maps)."""

@@ -30,7 +30,7 @@ class FeaturesDataset(PathDataset):
         """Index and stores, which must have a row for each view."""
         table = load_table(self.path)
         first, others = json.loads(table.attrs.pop("spec")), json.loads(table.attrs.pop("beside", "[]"))
-        return replace(self._locate(table, first), beside=tuple(self._locate(table, raw) for raw in others))
+        return replace(self._locate(table, first), others=tuple(self._locate(table, raw) for raw in others))
 
     def _locate(self, table: pd.DataFrame, raw: dict[str, Any]) -> Features:
         if set(raw) != {part.name for part in fields(FeatureSpec)} or "item" not in table:

@@ -164,7 +164,7 @@ class Inspector:
             with autocast(self.device, spec["precision"]):
                 pooled, maps = backbone.features(images.to(self.device), spec["statistics"])
             rows.append(FeatureRows(pooled.cpu().numpy(), maps.cpu().numpy(), index, index))
-        return replace(rows[0], beside=tuple(rows[1:]))
+        return replace(rows[0], others=tuple(rows[1:]))
 
     @torch.inference_mode()
     def judge(

@@ -38,7 +38,7 @@ def find_mistakes(
     table = scores[["sample", "label", "score"]].assign(defect_class=rows["defect_class"].to_numpy())
     table["decision"] = decide(table["score"], threshold)
     chosen = _worst(table)
-    detector = load(fit.pieces, device)
+    detector = load(fit.fits, device)
     rows_of_chosen = select(fit.features, chosen["sample"].to_numpy(), [ORIGINAL])
     positions, sizes = detector.position_scores(rows_of_chosen), fit.padded_sizes(chosen["sample"].tolist())
     heat_maps = scale(smooth_maps(positions, sizes=sizes), *limits)

@@ -44,7 +44,7 @@ class ProductionFit:
     """What a production model is made from."""
 
     run: dict[str, Any]  # all normals and all known anomalies
-    pieces: dict[str, Artefact]  # of the fitted detector
+    fits: dict[str, Artefact]  # of its stages
     features: Features
     samples: pd.DataFrame
     images: ImageLoader
@@ -68,20 +68,20 @@ def make_model(
 ) -> Model:
     """The production model with its card; its guarantee rests on detectors of cross-fitting."""
     calibration, (low, high) = score_held_out(fit, device)
-    detector = load(fit.pieces, device)
+    detector = load(fit.fits, device)
     gallery = make_gallery(fit, detector)
     calibration = add_likeness(calibration, gallery, fit, detector)
     card = describe_model(fit, evaluation, learned) | {"heat_map": {"low": low, "high": high}}
     card["score_weights"] = describe_weights(detector)
     card |= describe_threshold(calibration, false_alarm_rate, confidence)
     weights = [dict(each) for each in fit.weights]
-    return Model(card, keep_final(fit.pieces), weights, calibration, gallery)
+    return Model(card, keep_final(fit.fits), weights, calibration, gallery)
 
 
 def score_held_out(fit: ProductionFit, device: torch.device) -> tuple[HeldOutScores, tuple[float, float]]:
     """Scores of held-out normals and anomalies, and the limits of heat maps: percentiles of the held-out normals'."""
     data = training_data(fit.run, fit.features)
-    fold_models = load_fold_models(fit.pieces, data, fit.run["seed"], device)
+    fold_models = load_fold_models(fit.fits, data, fit.run["seed"], device)
     samples = fit.samples.set_index("sample_id")[["label", "defect_class", "item"]]
     normals, known = (np.array(fit.run[name]) for name in ("train_normals", "known_anomalies"))
     tables, maps = [], []
@@ -136,7 +136,7 @@ def describe_model(fit: ProductionFit, evaluation: dict[str, Any], learned: list
             "classes": {str(name): int(number) for name, number in known["defect_class"].value_counts().items()},
             "licence": SOURCES[run["dataset"]].licence if run["dataset"] in SOURCES else "yours",
         },
-        "parameters": {name: piece.details["parameters"] for name, piece in fit.pieces.items()},
+        "parameters": {name: piece.details["parameters"] for name, piece in fit.fits.items()},
         "seed": run["seed"],
         "pixel_range": ranges[0] if ranges else "",
         "keep_proportions": fit.features.store.spec.keep_proportions,

@@ -41,8 +41,8 @@ def select(features: Features, sample_ids: np.ndarray, views: list[str]) -> Feat
 
     rows = np.concatenate([features.rows(sample_ids, view) for view in views] or [np.empty(0, dtype=np.int64)])
     source = np.tile(np.arange(len(sample_ids)), len(views))
-    beside = tuple(select(other, sample_ids, views) for other in features.beside)
-    return FeatureRows(np.asarray(features.store.pooled[rows]), features.store.maps, rows, source, beside)
+    others = tuple(select(other, sample_ids, views) for other in features.others)
+    return FeatureRows(np.asarray(features.store.pooled[rows]), features.store.maps, rows, source, others)
 
 
 def contents(sample_ids: Iterable[str], features: Features, views: list[str] | None = None) -> list[list[str]]:

@@ -14,7 +14,7 @@ def double(n_known):
     first, second = make_data(n_known=n_known), make_data(n_known=n_known, d=7, seed=50)
 
     def both(one, other):
-        return replace(one, beside=(replace(other, maps=other.maps.repeat(2, 2).repeat(2, 3)),))
+        return replace(one, others=(replace(other, maps=other.maps.repeat(2, 2).repeat(2, 3)),))
 
     kinds = ("normals", "pseudo", "anomalies")
     data = TrainingData(*(both(getattr(first[0], kind), getattr(second[0], kind)) for kind in kinds))
@@ -45,7 +45,7 @@ def test_backbones_side_by_side_add_their_scores_and_maps(n_known):
     found = detector.inspect(anomalies)
     parts = [
         branch(torch.from_numpy(rows.pooled), rows.map_batch())
-        for branch, rows in zip(detector.branches, (anomalies, anomalies.beside[0]), strict=True)
+        for branch, rows in zip(detector.branches, (anomalies, anomalies.others[0]), strict=True)
     ]
     torch.testing.assert_close(found.score, parts[0].score + parts[1].score, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.contributions.sum(1), found.score, rtol=1e-4, atol=1e-4)
