@@ -7,8 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from running import run
+
+if "FUZZ_SHARE" not in os.environ:  # make fuzz tries other inputs each time
+    settings.register_profile("equal", derandomize=True)
+    settings.load_profile("equal")
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # some virtual machines claim AMX and have none
 
