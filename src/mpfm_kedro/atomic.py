@@ -9,6 +9,7 @@ from pathlib import Path
 from secrets import token_hex
 
 import pandas as pd
+from pyarrow import parquet
 
 from mpfm_kedro.errors import InputError
 
@@ -118,7 +119,14 @@ def save_table(table: pd.DataFrame, path: Path) -> None:
 def load_table(path: Path, advice: str = REBUILD_HINT) -> pd.DataFrame:
     """A table in Parquet; a damaged file is an error that names it and gives the advice."""
     try:
-        return pd.read_parquet(path, page_checksum_verification=True)
+        table = pd.read_parquet(path, page_checksum_verification=True)
+        stored = parquet.read_metadata(path)  # no checksum covers it
+        schema = stored.schema.to_arrow_schema()
+        described = (schema.pandas_metadata or {}).get("columns", [])
+        names = {column["name"] for column in described} or set(table)
+        if len(table) != stored.num_rows or not names.intersection(schema.names).issuperset(table):
+            raise ValueError("rows or columns are missing")
+        return table
     except FileNotFoundError:
         raise
     except Exception as error:  # pyarrow answers a damaged file with exceptions of a dozen types

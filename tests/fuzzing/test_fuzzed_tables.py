@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fuzzing.conftest import inputs
@@ -103,6 +103,8 @@ def test_a_log_of_predictions_is_read_whatever_is_in_it(seed, tmp_path, attempt)
 
 @inputs(4_000)
 @given(seed=SEEDS)
+@example(seed=2588).via("another name of a column")
+@example(seed=7669).via("no rows")
 def test_a_table_is_read_as_it_was_written_or_refused(seed, tmp_path, attempt):
     table = pd.DataFrame({"sample": ["a", "b"], "score": [0.5, 2.0], "seconds": [1, 2]})
     if not (tmp_path / "table.parquet").exists():
