@@ -13,8 +13,7 @@ import pandas as pd
 from mpfm_kedro.evaluation.measures import measures
 from mpfm_kedro.parameters import ProtocolParameters
 from mpfm_kedro.protocol.runs import make_general_runs, records
-from mpfm_kedro.protocol.scores import plan_scores
-from opened_project import fit_mpfm, open_project, parser
+from opened_project import open_project, parser, score_mpfm
 
 
 def main() -> None:
@@ -28,9 +27,7 @@ def main() -> None:
     seeds = {"n_seeds": given.seeds, "first_seed": given.first_seed}
     protocol = parameters.protocol.model_copy(update={"n_anomalies": [given.pool], **seeds})
     runs = plan_runs(samples, protocol, given.numbers)
-    trials, memory = fit_mpfm(runs, features, parameters, compute)
-    scores, _, _ = plan_scores(list(trials), features, samples, images, compute)
-    print(as_markdown(scores.run(memory)))
+    print(as_markdown(score_mpfm(runs, samples, features, images, parameters, compute)))
 
 
 def plan_runs(samples: pd.DataFrame, protocol: ProtocolParameters, numbers: list[int]) -> pd.DataFrame:

@@ -13,8 +13,7 @@ import pandas as pd
 
 from mpfm_kedro.parameters import ProtocolParameters
 from mpfm_kedro.protocol.runs import make_hard_runs, records
-from mpfm_kedro.protocol.scores import plan_scores
-from opened_project import fit_mpfm, open_project, parser
+from opened_project import open_project, parser, score_mpfm
 
 LEARNED = (0, 1, 5)
 
@@ -26,9 +25,7 @@ def main() -> None:
     protocol = parameters.protocol.model_copy(
         update={"known_class": "all", "n_anomalies": [10], "n_seeds": given.seeds}
     )
-    trials, memory = fit_mpfm(plan_runs(samples, protocol), features, parameters, compute)
-    scores, _, _ = plan_scores(list(trials), features, samples, images, compute)
-    print(as_markdown(scores.run(memory)))
+    print(as_markdown(score_mpfm(plan_runs(samples, protocol), samples, features, images, parameters, compute)))
 
 
 def plan_runs(samples: pd.DataFrame, protocol: ProtocolParameters) -> pd.DataFrame:

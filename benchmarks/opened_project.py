@@ -12,11 +12,13 @@ from kedro.framework.startup import bootstrap_project
 
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.configuration import project_root
+from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.parameter_checks import check_parameters
 from mpfm_kedro.parameters import ComputeParameters, Parameters
 from mpfm_kedro.pipelines.mpfm import calibrate_scores, initialise_prototypes, train_mpfm
 from mpfm_kedro.protocol.memory import Memory
 from mpfm_kedro.protocol.methods import rows_of_mpfm, to_json
+from mpfm_kedro.protocol.scores import plan_scores
 from mpfm_kedro.protocol.trials import Trials
 
 
@@ -58,3 +60,17 @@ def fit_mpfm(
     for stage in (train_mpfm, calibrate_scores):
         trials = Trials(stage(trials, features, training, repairs, compute).run(memory), memory)
     return trials, memory
+
+
+def score_mpfm(
+    runs: pd.DataFrame,
+    samples: pd.DataFrame,
+    features: Features,
+    images: ImageLoader,
+    parameters: Parameters,
+    compute: ComputeParameters,
+) -> pd.DataFrame:
+    """Scores of the test samples of all runs by MPFM."""
+    trials, memory = fit_mpfm(runs, features, parameters, compute)
+    scores, _, _ = plan_scores(list(trials), features, samples, images, compute)
+    return scores.run(memory)

@@ -72,6 +72,7 @@ def made_model(*backbones: tuple[str, int]) -> Model:
     normal_scores = np.linspace(-3, 3, 40)
     card = {
         **{"format": FORMAT, "dataset": "made", "category": "", "pixel_range": "", "files": {}, "backbones": specs},
+        "keep_proportions": False,
         "heat_map": {"low": -3.0, "high": 6.0},
         "threshold": asdict(choose_threshold(normal_scores, 0.05, 0.9)),
     }

@@ -21,43 +21,47 @@ from mpfm_kedro.evaluation.intervals import (
 )
 from mpfm_kedro.evaluation.measures import measure_trials, recall_at, summarise
 
-FEW_VALUES = st.integers(-3, 3).map(float)  # with ties
+
+def few_scores(least, most):
+    """Scores with ties."""
+    return arrays(float, st.integers(least, most), elements=st.integers(-3, 3).map(float))
 
 
-@given(
-    arrays(float, st.integers(1, 12), elements=FEW_VALUES),
-    arrays(float, st.integers(1, 12), elements=FEW_VALUES),
-    st.integers(0, 100),
-)
+def draw_weights(normals, anomalies, seed):
+    """Five draws for each sample."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 4, (len(scores), 5)).astype(np.float32) for scores in (normals, anomalies)]
+
+
+def repeat(normals, anomalies, weights, draw):
+    """Each score as often as its weight says."""
+    return [np.repeat(s, w[:, draw].astype(int)) for s, w in zip((normals, anomalies), weights, strict=True)]
+
+
+@given(few_scores(1, 12), few_scores(1, 12), st.integers(0, 100))
 @settings(max_examples=60, deadline=None)
 def test_weighted_auc_is_that_of_repeated_samples(normals, anomalies, seed):
-    rng = np.random.default_rng(seed)
-    weights = [rng.integers(0, 4, (len(scores), 5)).astype(np.float32) for scores in (normals, anomalies)]
+    weights = draw_weights(normals, anomalies, seed)
     for values in weights:
         values[:, 0] = 1
         values[0] += 1  # none without a sample
     found = weighted_aucs(normals, anomalies, *weights)
     for draw in range(5):
-        repeated = [np.repeat(s, w[:, draw].astype(int)) for s, w in zip((normals, anomalies), weights, strict=True)]
+        repeated = repeat(normals, anomalies, weights, draw)
         label = np.repeat([0, 1], [len(scores) for scores in repeated])
         assert found[draw] == pytest.approx(roc_auc_score(label, np.concatenate(repeated)))
 
 
-@given(
-    arrays(float, st.integers(5, 30), elements=FEW_VALUES),
-    arrays(float, st.integers(1, 12), elements=FEW_VALUES),
-    st.integers(0, 100),
-)
+@given(few_scores(5, 30), few_scores(1, 12), st.integers(0, 100))
 @settings(max_examples=60, deadline=None)
 def test_weighted_recall_is_that_of_repeated_samples(normals, anomalies, seed):
-    rng = np.random.default_rng(seed)
-    weights = [rng.integers(0, 4, (len(scores), 5)).astype(np.float32) for scores in (normals, anomalies)]
+    weights = draw_weights(normals, anomalies, seed)
     for values in weights:
         values[:2, 1:] += 1  # none without a sample
         values[:, 0] = 1
     found = weighted_recalls(normals, anomalies, *weights, rate=0.2)
     for draw in range(5):
-        repeated = [np.repeat(s, w[:, draw].astype(int)) for s, w in zip((normals, anomalies), weights, strict=True)]
+        repeated = repeat(normals, anomalies, weights, draw)
         allowed = int(0.2 * len(repeated[0]) + 1e-9)
         assert found[draw] == pytest.approx((repeated[1] > np.sort(repeated[0])[-1 - allowed]).mean())
     assert found[0] == recall_at(normals, anomalies, 0.2)

@@ -115,7 +115,7 @@ def export_model(model: Model, images: Iterable[tuple[str, Image.Image]], folder
         raise InputError(
             f"Export needs the packages {', '.join(missing)}: pip install -c constraints.txt -e '.[export]'"
         )
-    if model.card.get("keep_proportions"):
+    if model.card["keep_proportions"]:
         raise InputError(
             "Export is not possible for a model with features.keep_proportions = true: the exported network squeezes "
             "images to squares; fit one with features.keep_proportions=false"

@@ -147,7 +147,7 @@ class Inspector:
             sizes=self.sizes,
             pixel_range=self.card["pixel_range"],
             max_megapixels=self.max_megapixels,
-            keep_proportions=self.card.get("keep_proportions", False),
+            keep_proportions=self.card["keep_proportions"],
         )
 
     def predict_prepared(self, prepared: Sequence[Prepared], threshold: Threshold | None = None) -> list[Prediction]:
@@ -172,7 +172,7 @@ class Inspector:
     ) -> list[Prediction]:
         """The predictions for images of known features and sizes (width, height)."""
         result = self._detector.inspect(rows)
-        maps = smooth_maps(result.positions.numpy(), sizes=sizes if self.card.get("keep_proportions") else None)
+        maps = smooth_maps(result.positions.numpy(), sizes=sizes if self.card["keep_proportions"] else None)
         heat = scale(maps, self.card["heat_map"]["low"], self.card["heat_map"]["high"])
         z = self._detector.first.standardiser.z_of(rows).cpu()
         alike = likeness(z, *self._gallery).double().numpy()
