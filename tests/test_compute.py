@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from joblib import Parallel, delayed
 
 from compute_tasks import (
     die,
@@ -65,6 +66,23 @@ def test_error_of_a_task_reaches_the_user_as_it_is_and_workers_can_be_used_again
     with pytest.raises(InputError, match="number 2 cannot be used"):
         map_tasks(refuse, NUMBERS, "Numbers", parameters(processes))
     assert map_tasks(refuse, [1, 3], "Numbers", parameters(processes)) == [1, 3]
+
+
+def test_other_users_of_joblib_have_processes_of_their_own():
+    for _ in range(2):
+        first = map_tasks(square, NUMBERS, "Squares", parameters(2))
+        others = Parallel(2, batch_size=1)(delayed(square)(number) for number in NUMBERS)
+        assert [value for value, _ in first] == SQUARES == [value for value, _ in others]
+        assert not {process for _, process in first} & {process for _, process in others}
+
+
+def test_warm_processes_are_used_again_and_those_with_other_threads_end():
+    first = {process for _, process in map_tasks(square, NUMBERS, "Squares", parameters(2))}
+    again = {process for _, process in map_tasks(square, NUMBERS, "Squares", parameters(2))}
+    assert len(first | again) <= 2
+    idle = [psutil.Process(process) for process in first | again]
+    map_tasks(square, NUMBERS, "Squares", parameters(2, threads=2))
+    assert not psutil.wait_procs(idle, timeout=20)[1]
 
 
 def test_a_task_that_fails_is_named_and_the_others_are_done(tmp_path):

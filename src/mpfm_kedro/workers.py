@@ -16,7 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from joblib import cpu_count
-from joblib.externals.loky import get_reusable_executor
+from joblib.externals.loky import ProcessPoolExecutor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from mpfm_kedro.errors import InputError
@@ -61,18 +61,16 @@ def this_process(function: Work) -> Workers:
     return Workers(submit, lambda: 1)
 
 
+# Idle processes by parent, number and threads. Those of joblib and scikit-learn are not ours: they cannot be shared.
+_warm: dict[tuple[int, int, int], ProcessPoolExecutor] = {}
+
+
 @contextmanager
 def processes(function: Work, at_once: int, threads: int) -> Iterator[Workers]:
     """Processes of this machine; warm ones with the same threads are reused, and an error ends them all."""
-    # read before the worker imports any library; passive: threads that wait leave the cores to others
-    numbers = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
-    executor = get_reusable_executor(
-        at_once,
-        timeout=MAX_IDLE_SECONDS,
-        initializer=_prepare_process,
-        initargs=(os.getpid(),),
-        env={**numbers, "OMP_WAIT_POLICY": "PASSIVE"},
-    )
+    key = os.getpid(), at_once, threads
+    executor = _warm.pop(key, None) or _new_processes(at_once, threads)
+    _end_idle_processes()
     try:
         with warnings.catch_warnings():
             # a worker whose memory grew is replaced between two tasks, as it should be
@@ -84,6 +82,27 @@ def processes(function: Work, at_once: int, threads: int) -> Iterator[Workers]:
             advice = "probably out of memory: lower compute.processes or compute.memory_share"
             raise InputError(f"A worker process was killed, {advice}") from error
         raise
+    _end_idle_processes()  # of another thread
+    _warm[key] = executor
+
+
+def _new_processes(at_once: int, threads: int) -> ProcessPoolExecutor:
+    # read before the worker imports any library; passive: threads that wait leave the cores to others
+    numbers = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+    return ProcessPoolExecutor(
+        at_once,
+        timeout=MAX_IDLE_SECONDS,
+        initializer=_prepare_process,
+        initargs=(os.getpid(),),
+        env={**numbers, "OMP_WAIT_POLICY": "PASSIVE"},
+    )
+
+
+def _end_idle_processes() -> None:
+    for key in list(_warm):
+        executor = _warm.pop(key, None)  # None: another thread was first
+        if executor and key[0] == os.getpid():
+            executor.shutdown(wait=False)
 
 
 def _prepare_process(parent: int) -> None:

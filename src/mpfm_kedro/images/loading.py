@@ -3,20 +3,23 @@
 import hashlib
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from joblib import Parallel, delayed
 from PIL import Image
 
 from mpfm_kedro.atomic import load_table, replacing, save_table
+from mpfm_kedro.compute import completed
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.decoding import Pixels, cut, decode, is_transparent, open_image, read_file, scale, to_rgb
 from mpfm_kedro.progress import progress
 from mpfm_kedro.sources.samples import CHECKED
+from mpfm_kedro.workers import processes as worker_processes
+from mpfm_kedro.workers import this_process
 
 logger = logging.getLogger(__name__)
 FILE = ["folder", "path", "crop", "size", "modified"]
@@ -112,6 +115,13 @@ class ImageLoader:
         except Exception as error:  # parsers of damaged files let any error through
             return [result | {"problem": f"{type(error).__name__}: {error}"}] * len(crops)
 
+    def _examine_batch(self, files: list[tuple[str, list[str]]]) -> dict[tuple[str, str], dict[str, Any]]:
+        return {
+            (path, crop): row
+            for path, crops in files
+            for crop, row in zip(crops, self.examine_crops(path, crops), strict=True)
+        }
+
     def examine_all(self, paths: list[str], processes: int, crops: list[str] | None = None) -> pd.DataFrame:
         """Examine files, or crops of them, in several processes; the rows are in the order of ``paths``.
 
@@ -150,15 +160,19 @@ class ImageLoader:
 
     def _examine_files(self, files: pd.DataFrame, processes: int) -> pd.DataFrame:
         """Rows in the order of ``files``; each file is read once for all its crops."""
-        crops_of = {str(path): crops.tolist() for path, crops in files.groupby("path", sort=False)["crop"]}
-        jobs = processes if len(crops_of) > 2 * FILES_PER_TASK else 1
-        examine = Parallel(jobs, batch_size=FILES_PER_TASK, return_as="generator")
-        results = examine(delayed(self.examine_crops)(path, crops) for path, crops in crops_of.items())
+        crops_of = [(str(path), crops.tolist()) for path, crops in files.groupby("path", sort=False)["crop"]]
+        batches = [crops_of[start : start + FILES_PER_TASK] for start in range(0, len(crops_of), FILES_PER_TASK)]
+        alone = processes == 1 or len(batches) <= 2
         checked: dict[tuple[str, str], dict[str, Any]] = {}
-        with progress("Checking images", len(crops_of), "images") as bar:
-            for (path, crops), rows in zip(crops_of.items(), results, strict=True):
-                checked.update(((path, crop), row) for crop, row in zip(crops, rows, strict=True))
-                bar.update()
+        with (
+            nullcontext(this_process(self._examine_batch))
+            if alone
+            else worker_processes(self._examine_batch, processes, 1) as workers,
+            progress("Checking images", len(crops_of), "images") as bar,
+        ):
+            for index, rows in completed(workers, batches, "Checking images"):
+                checked |= rows
+                bar.update(len(batches[index]))
         keys = zip(files["path"], files["crop"], strict=True)
         return pd.DataFrame([checked[key] for key in keys], columns=CHECKED)
 
