@@ -16,6 +16,7 @@ from mpfm_kedro.inspection.model import Model, load_model
 from mpfm_kedro.pipelines.fit.nodes import summarise_model
 from mpfm_kedro.reports.model import write_card
 from production_models import held_out_scores
+from running import run
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +79,12 @@ def test_a_score_that_counts_nothing_is_said(model: Model):
     assert write_card(useless).count("<td>0.4</td>") == 6
     weights[0]["score_n"] = 0.1
     assert "counts nothing" not in summarise_model(useless)
+
+
+def test_of_a_score_that_is_not_added_nothing_is_said(tmp_path: Path):
+    model = load_model(run("fit", tmp_path, training={"scores": ["g", "r"]}) / "06_models/synthetic/production/model")
+    assert {name for row in model.card["score_weights"] for name in row if name in PART_COLUMNS} == {
+        "score_g",
+        "score_r",
+    }
+    assert "counts nothing" not in summarise_model(model)

@@ -72,7 +72,7 @@ def make_model(
     gallery = make_gallery(fit, detector)
     calibration = add_likeness(calibration, gallery, fit, detector)
     card = describe_model(fit, evaluation, learned) | {"heat_map": {"low": low, "high": high}}
-    card["score_weights"] = describe_weights(detector)
+    card["score_weights"] = describe_weights(detector, card["parameters"]["calibration"]["scores"])
     card |= describe_threshold(calibration, false_alarm_rate, confidence)
     weights = [dict(each) for each in fit.weights]
     return Model(card, keep_final(fit.fits), weights, calibration, gallery)
@@ -149,12 +149,15 @@ def describe_model(fit: ProductionFit, evaluation: dict[str, Any], learned: list
     }
 
 
-def describe_weights(detector: MPFMDetector) -> list[dict[str, Any]]:
-    """What each of the four scores counts, in each mode of each backbone."""
+def describe_weights(detector: MPFMDetector, added: list[str]) -> list[dict[str, Any]]:
+    """What each of the scores that are added counts, in each mode of each backbone."""
     rows = []
     for number, weights_of_modes in enumerate(detector.part_weights):
         for mode, weights in enumerate(weights_of_modes.T.tolist()):
-            rows.append({"backbone": number, "mode": mode} | dict(zip(PART_COLUMNS, weights, strict=True)))
+            counts = dict(zip(PART_COLUMNS, weights, strict=True))
+            rows.append(
+                {"backbone": number, "mode": mode} | {f"score_{name}": counts[f"score_{name}"] for name in added}
+            )
     return rows
 
 

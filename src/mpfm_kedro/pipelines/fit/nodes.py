@@ -74,7 +74,7 @@ def keep_model(model: Model) -> Model:
 def summarise_model(model: Model) -> str:
     """What was made, for the terminal."""
     card = model.card
-    weights = pd.DataFrame(card["score_weights"])[PART_COLUMNS]
+    weights = pd.DataFrame(card["score_weights"]).filter(PART_COLUMNS)
     harmful = ", ".join(weights.columns[(weights == 0).all()]) if card["data"]["anomalies"] else ""
     counted = f"{harmful} counts nothing: it does not tell the held-out known defects from normals." if harmful else ""
     return (
