@@ -53,6 +53,12 @@ def test_failed_save_leaves_the_old_file_whole(kind, tmp_path):
     assert entry.exists()
 
 
+@pytest.mark.parametrize("kind", GOOD_AND_BAD)
+def test_a_missing_file_is_named(kind, tmp_path):
+    with pytest.raises(InputError, match=r"result\.\w+ is missing; first run"):
+        GOOD_AND_BAD[kind][0](filepath=str(tmp_path / f"result.{kind}")).load()
+
+
 def test_a_damaged_table_is_named_and_a_name_of_digits_stays_text(tmp_path):
     table = TableDataset(filepath=str(tmp_path / "runs.csv"))
     table.save(pd.DataFrame({"known_class": ["007", ""], "auc": [0.5, None]}))

@@ -25,6 +25,8 @@ FILE_LINK = re.compile(r'href="(file://[^"]+)"')
 
 def read_file(path: Path, advice: str = REBUILD_HINT) -> Any:
     """A table, a JSON document, a figure or a text; a damaged one is an error that names it and gives the advice."""
+    if not path.is_file():
+        raise InputError(f"{path} is missing; first run the pipeline that makes it, or for a study: kedro study FILE")
     if path.suffix == ".parquet":
         return load_table(path, advice)
     try:
