@@ -72,6 +72,7 @@ def test_start_up_does_not_import_torch():
         ("run --pipelines=predict", "images=pyproject.toml", "No model in", SLOW),
         ("run --pipelines=export", "images=nowhere", "'images' = ", SLOW),
         ("run --pipelines=learn", "images=nowhere,label=anomaly", "'images' = ", SLOW),
+        ("app", "device=cpu", "No model in", SLOW),
     ],
 )
 def test_input_errors_come_before_slow_imports(

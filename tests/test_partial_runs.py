@@ -42,7 +42,11 @@ def state(root: Path) -> dict[Path, int]:
         (["--tags=train_mpfm"], "prototypes.n_prototypes=3", ["prototypes.n_prototypes", "initialise_prototypes"]),
         (["--tags=score_images"], "n_seeds=1", ["n_seeds", "draw_runs"]),
         (["--load-versions=samples:1999-01-01T00.00.00.000Z"], "", ["samples", "not versioned"]),
-        (["--load-versions=hard_models:1999-01-01T00.00.00.000Z", "--tags=score_images"], "", ["hard_models", "1999"]),
+        (
+            ["--load-versions=hard_models:1999-01-01T00.00.00.000Z", "--tags=score_images"],
+            "",
+            ["models.parquet", "1999"],
+        ),
     ],
 )
 def test_what_would_be_ignored_is_an_error(root: Path, arguments: list[str], params: str, words: list[str]):

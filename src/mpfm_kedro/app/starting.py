@@ -12,6 +12,7 @@ import click
 
 from mpfm_kedro.app.learning import Job, Project
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.inspection.model import read_card
 
 ADDRESS = "127.0.0.1"
 
@@ -31,14 +32,16 @@ def OPTIONS(command: Callable[..., Any]) -> Callable[..., Any]:  # noqa: N802, u
 def serve(model: Path, images: Path | None, port: int, device: str, project: Project | None = None) -> None:
     """Load the model and answer until Ctrl-C."""
     try:
+        import fastapi  # noqa: F401, the first of two packages that may be missing
         import uvicorn
-
-        from mpfm_kedro.app.server import AppState, create_app
     except ModuleNotFoundError as error:
         raise InputError(f"The app needs the package {error.name}: pip install 'mpfm_kedro[app]'") from error
+    if images is None:  # else the images are checked first
+        read_card(model)  # before torch, which is slow to import
     from mpfm_kedro.app.folder import ImageFolder
+    from mpfm_kedro.app.server import AppState, create_app
     from mpfm_kedro.app.session import Session
-    from mpfm_kedro.inspection.inspector import Inspector  # with torch, which is slow to import
+    from mpfm_kedro.inspection.inspector import Inspector
 
     folder = ImageFolder(images) if images else None
     with listening(port) as own, TemporaryDirectory(prefix="mpfm_kedro-app-") as files:
