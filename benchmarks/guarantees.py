@@ -29,7 +29,7 @@ from mpfm_kedro.inspection.thresholds import DEFECTIVE, GOOD, UNCERTAIN, choose_
 from mpfm_kedro.parameters import Parameters
 from mpfm_kedro.protocol.data import select
 from mpfm_kedro.protocol.runs import make_general_runs, make_production_run
-from opened_project import fit_mpfm, open_project, parser
+from opened_project import UNTRAINED, fit_mpfm, open_project, parser
 
 RATES = (0.005, 0.01, 0.02, 0.05)
 DEVICE = torch.device("cpu")
@@ -97,7 +97,7 @@ def compare_observations(
             if observations == "images":
                 samples = known.assign(item=known["sample_id"])
                 own = replace(features, index=features.index.assign(item=features.index["sample_id"]))
-            trials, _ = fit_mpfm(make_production_run(samples, seed), own, parameters, compute, unsupervised=True)
+            trials, _ = fit_mpfm(make_production_run(samples, seed), own, parameters, compute, [UNTRAINED])
             (trial,) = trials
             fits = trials.artefacts(trial)
             calibration, _ = score_held_out(ProductionFit(trial.run, fits, own, samples, images, []), DEVICE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from mpfm_kedro.parameter_checks import check_parameters
 from mpfm_kedro.parameters import ComputeParameters, Parameters
 from mpfm_kedro.pipelines.mpfm import calibrate_scores, initialise_prototypes, train_mpfm
 from mpfm_kedro.protocol.memory import Memory
-from mpfm_kedro.protocol.methods import rows_of_mpfm, to_json
+from mpfm_kedro.protocol.methods import Method, rows_of_mpfm, to_json
 from mpfm_kedro.protocol.scores import plan_scores
 from mpfm_kedro.protocol.trials import Trials
+
+MPFM, _, UNTRAINED = rows_of_mpfm()
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -49,13 +52,12 @@ def fit_mpfm(
     features: Features,
     parameters: Parameters,
     compute: ComputeParameters,
-    unsupervised: bool = False,
+    methods: Sequence[Method] = (MPFM,),
 ) -> tuple[Trials, Memory]:
-    """MPFM on all runs, with the memory of the dataset; what is there is not fitted again."""
+    """MPFM or variants of it on all runs, with the memory of the dataset; what is there is not fitted again."""
     memory = Memory(Path(parameters.output_root) / "06_models" / parameters.name)
     prototypes, training, repairs = parameters.prototypes, parameters.training, parameters.repairs
-    mpfm, _, untrained = rows_of_mpfm()
-    own = runs.assign(methods=to_json([untrained if unsupervised else mpfm]))
+    own = runs.assign(methods=to_json(methods))
     trials = Trials(initialise_prototypes(own, features, prototypes, repairs, compute).run(memory), memory)
     for stage in (train_mpfm, calibrate_scores):
         trials = Trials(stage(trials, features, training, repairs, compute).run(memory), memory)
@@ -69,8 +71,9 @@ def score_mpfm(
     images: ImageLoader,
     parameters: Parameters,
     compute: ComputeParameters,
+    methods: Sequence[Method] = (MPFM,),
 ) -> pd.DataFrame:
-    """Scores of the test samples of all runs by MPFM."""
-    trials, memory = fit_mpfm(runs, features, parameters, compute)
+    """Scores of the test samples of all runs by MPFM or variants of it."""
+    trials, memory = fit_mpfm(runs, features, parameters, compute, methods)
     scores, _, _ = plan_scores(list(trials), features, samples, images, compute)
     return scores.run(memory)
