@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mpfm_kedro.inspection.operating_points import ALL, advise, count_misses
+from mpfm_kedro.inspection.operating_points import ALL, advise, count_misses, name_unusual_normals
+from mpfm_kedro.inspection.thresholds import percent
 from production_models import held_out_scores
 
 
@@ -52,3 +53,13 @@ def test_otherwise_nothing_is_advised(defects: np.ndarray, n_normals: int):
 def test_without_known_defects_there_is_no_row():
     misses = count_misses(held_out_scores(scores(0), np.empty(0)), 0.01, 0.95)
     assert misses.empty and advise(misses, 0.01) == "" and isinstance(misses, pd.DataFrame)
+
+
+def test_the_normals_that_decide_the_threshold_are_named():
+    scores = held_out_scores(np.array([0.1, 9.0, 0.3, 4.0, 0.2, 5.0]), np.array([7.0]))
+    assert name_unusual_normals(scores).endswith("show no defect: 0-1, 0-5, 0-3.")
+
+
+@pytest.mark.parametrize(("share", "text"), [(1.0, "100 %"), (0.4444, "44 %"), (0.00123, "0.12 %"), (0.0, "0 %")])
+def test_shares_are_written_without_exponents(share: float, text: str):
+    assert percent(share, 2) == text

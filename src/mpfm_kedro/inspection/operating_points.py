@@ -10,6 +10,7 @@ from mpfm_kedro.inspection.thresholds import choose_threshold, miss_rate, percen
 RATES = (0.01, 0.02, 0.05, 0.1)
 ALL = ""  # classes
 LEAST_GAIN = 5  # defects: if a higher rate changed nothing, all would be detected by chance in 1 of 32 cases
+MOST_UNUSUAL = 3  # normals that are named
 
 
 def count_misses(held_out: HeldOutScores, rate: float, confidence: float) -> pd.DataFrame:
@@ -24,6 +25,12 @@ def count_misses(held_out: HeldOutScores, rate: float, confidence: float) -> pd.
             stated = {"false_alarms": wanted, "guaranteed": threshold.rate_guaranteed, "defect_class": name}
             rows.append(stated | {"missed": missed.pop("rate")} | missed)
     return pd.DataFrame(rows)
+
+
+def name_unusual_normals(held_out: HeldOutScores) -> str:
+    """The normals that decide the threshold, in a sentence: one defect among them can hide many."""
+    names = held_out.normals.nlargest(MOST_UNUSUAL, "score")["sample_id"]
+    return f"Check that the most unusual normals, which decide the threshold, show no defect: {', '.join(names)}."
 
 
 def advise(misses: pd.DataFrame, rate: float) -> str:

@@ -20,7 +20,7 @@ from mpfm_kedro.images.views import ORIGINAL
 from mpfm_kedro.inspection.heat_maps import find_limits, to_jpeg
 from mpfm_kedro.inspection.likeness import likeness
 from mpfm_kedro.inspection.model import FORMAT, Gallery, HeldOutScores, Model
-from mpfm_kedro.inspection.operating_points import advise, count_misses
+from mpfm_kedro.inspection.operating_points import advise, count_misses, name_unusual_normals
 from mpfm_kedro.inspection.thresholds import describe_guarantee
 from mpfm_kedro.progress import progress
 from mpfm_kedro.protocol.data import select, training_data
@@ -114,6 +114,7 @@ def describe_threshold(held_out: HeldOutScores, false_alarm_rate: float, confide
         "misses": misses.to_dict("records"),
         "guarantee": describe_guarantee(threshold, held_out.anomalies["score"]),
         "advice": advise(misses, false_alarm_rate),
+        "to_check": name_unusual_normals(held_out),
     }
 
 

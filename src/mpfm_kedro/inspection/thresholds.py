@@ -152,7 +152,7 @@ def describe_guarantee(threshold: Threshold, anomaly_scores: ArrayLike = ()) -> 
 
 def percent(share: float, digits: int = 3) -> str:
     """A share in so many digits."""
-    return f"{100 * share:.{digits}g} %"
+    return f"{float(f'{100 * share:.{digits}g}'):g} %"
 
 
 def _check(rate: float, confidence: float) -> None:

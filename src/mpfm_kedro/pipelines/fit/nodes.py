@@ -80,5 +80,6 @@ def summarise_model(model: Model) -> str:
     return (
         f"Made: {describe_origin(card)}.\n"
         f"{' '.join(filter(None, [card['guarantee'], card['advice'], counted]))}\n"
+        f"{card['to_check']}\n"
         "To use it: kedro run --pipelines=predict --params=images=PATH, with the other parameters of this run"
     )
