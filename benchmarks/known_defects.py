@@ -1,8 +1,8 @@
 """Do more known defects find more? AUC and recall at 1 % false alarms on the same test images, for several M.
 
-    python benchmarks/known_defects.py aitex --pool 92 --numbers 5 20 92 --first-seed 100 --seeds 2    # after kedro run --pipelines=features
+    python benchmarks/known_defects.py aitex --pool 92 --numbers 5 20 92 --first-seed 100 --seeds 2
 
-Known defects are drawn from a pool; all outside of it are tested (general setting).
+after kedro run --pipelines=features. Known defects are drawn from a pool; all outside of it are tested (general setting).
 """
 
 from __future__ import annotations
