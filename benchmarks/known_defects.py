@@ -2,7 +2,8 @@
 
     python benchmarks/known_defects.py aitex --pool 92 --numbers 5 20 92 --first-seed 100 --seeds 2
 
-after kedro run --pipelines=features. Known defects are drawn from a pool; all outside of it are tested (general setting).
+after kedro run --pipelines=features. Known defects are drawn from a pool; all outside of it are tested (general
+setting).
 """
 
 from __future__ import annotations
