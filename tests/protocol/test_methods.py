@@ -73,7 +73,14 @@ def test_what_is_printed_has_every_repair_off_and_one_row_of_its_own_name(parame
     assert (training.head_epochs, training.head_members) == (parameters.training.epochs, 1)
     off = RepairParameters(**dict.fromkeys(RepairParameters.model_fields, "printed"))
     assert [method.name for method in configured_methods(rows_of_mpfm(), off)] == ["MPFM as printed"]
+    assert configured_methods([*rows_of_mpfm(), printed], off) == [printed]
     assert configured_methods(rows_of_mpfm(), parameters.repairs) == rows_of_mpfm()
+
+
+def test_the_printed_form_is_compared_where_it_is_named(compared):
+    for chosen, expected in ((["all"], 0), (["MPFM", "MPFM as printed"], 1), (["MPFM as printed"], 1)):
+        methods = compared_methods(compared.model_copy(update={"methods": chosen}))
+        assert [row.name for row in methods["general"]].count("MPFM as printed") == expected
 
 
 def test_the_ablation_changes_one_repair_at_a_time(parameters):

@@ -62,7 +62,7 @@ def as_printed() -> Method:
 
 
 def compared_methods(comparison: ComparisonParameters) -> dict[str, list[Method]]:
-    """The methods of each setting: MPFM, every baseline and reference; or those that are named."""
+    """The methods of each setting: MPFM, every baseline and reference; or those that are named, also as printed."""
     from mpfm_kedro.detectors.registry import baselines  # with torch, which is slow to import
 
     one = {"max_modes": 1, "n_prototypes": 1, "n_patch_prototypes": 1}
@@ -70,12 +70,13 @@ def compared_methods(comparison: ComparisonParameters) -> dict[str, list[Method]
     mpfm, *variants = rows_of_mpfm()
     others = [Method(name=detector.name, kind=detector.kind, mpfm=False) for detector in baselines()]
     methods = [mpfm, *others, simple, *variants]
-    names = ["all", *(method.name for method in methods)]
+    named = [*methods, as_printed()]
+    names = ["all", *(method.name for method in named)]
     wanted = {str(setting): comparison.of(setting, 1).methods or [] for setting in comparison.settings}
-    if unknown := sorted({name for chosen in wanted.values() for name in chosen} - {*names, AS_PRINTED}):
+    if unknown := sorted({name for chosen in wanted.values() for name in chosen} - {*names}):
         raise InputError(f"Parameter 'comparison.methods' = {unknown}: not a method; there are {', '.join(names)}")
     return {
-        setting: [method for method in methods if {method.name, "all"} & {*chosen}]
+        setting: [method for method in named if method.name in chosen or ("all" in chosen and method in methods)]
         for setting, chosen in wanted.items()
     }
 
@@ -130,11 +131,12 @@ def configured_methods(methods: Iterable[Method], repairs: RepairParameters) -> 
     """The methods of a run: where every repair is off, MPFM is MPFM as printed, which has no step 0 of its own."""
     if not repairs.is_as_printed:
         return list(methods)
-    return [
+    renamed = (
         method.model_copy(update={"name": AS_PRINTED}) if method.name == TRAINED else method
         for method in methods
-        if method.name not in (AT_STEP_0, UNTRAINED, AS_PRINTED)
-    ]
+        if method.name not in (AT_STEP_0, UNTRAINED)
+    )
+    return list({method.name: method for method in renamed}.values())
 
 
 def describe_methods(methods: Iterable[Method], training: TrainingParameters, steps: int) -> list[dict[str, str]]:

@@ -60,12 +60,18 @@ def test_new_normals_of_every_group_end_with_about_unit_spread():
 
 def test_the_printed_start_is_raw_with_the_scale_of_its_groups():
     data, *_ = make_data()
-    _, (*_, model), held_out = start(data.normals, whitened=False)
+    fit, (*_, model), _ = start(data.normals, whitened=False)
     x, p, _ = enter(model, data.normals)
-    assert torch.equal(x, model.standardiser.z_of(data.normals))
+    assert torch.equal(x, torch.from_numpy(data.normals.pooled))
     assert torch.equal(model.flow.psi(x[None], p[None])[0], x)
-    inertia = held_out.offset.square().mean()
+    inertia = (x - model.center[fit.tensors["group"]]).square().mean()
     assert float(model.flow.prototypes.scale) == pytest.approx(float(inertia) ** 0.5, rel=1e-4)
+
+
+def test_only_the_printed_start_has_more_groups_than_an_eighth_of_the_normals():
+    normals = make_rows(np.random.default_rng(0).normal(size=(40, 6)))
+    numbers = [len(start(normals, n_prototypes=12, whitened=whitened)[1][-1].center) for whitened in (True, False)]
+    assert numbers == [5, 12]
 
 
 def test_a_group_that_lies_in_one_fold_is_handled():

@@ -91,6 +91,16 @@ def test_positions_of_a_defect_have_the_highest_scores(small):
     assert more[1, 2] > more[3, 0] + 1
 
 
+def test_the_printed_residual_reads_no_patch(small):
+    _, data, normals, _ = small
+    detector = load(fit(specify(residual="printed", scores=["r"]), data), CPU)
+    before = detector.inspect(normals)
+    detector.first.patches.mean += 1
+    after = detector.inspect(normals)
+    assert torch.equal(before.score, after.score) and torch.equal(before.positions, after.positions)
+    assert not before.positions.flatten(1).diff().any() and before.score.unique().numel() > 1
+
+
 def test_the_printed_sum_is_that_of_the_parts(small):
     _, data, _, anomalies = small
     scores = load(fit(specify(**PRINTED), data), CPU).score_samples(anomalies)

@@ -98,6 +98,16 @@ def test_information_counts_normals_only(problem):
     assert repaired.max() < 0 < printed.min()
 
 
+def test_only_the_printed_information_reads_the_posterior_without_temper(problem):
+    batch = problem.batch()
+    powers = ((), problem.parameters.mim_sharpness / batch.x.shape[2]), (("mutual_information",), 1.0)
+    for form, power in powers:
+        prototypes = problem.modules.flow.prototypes
+        squared = prototypes.squared_distances(problem.modules.flow.psi(batch.x, batch.p))
+        expected = mim_loss(prototypes.posterior(squared, power), batch.normals, prototypes.share, bool(form))
+        torch.testing.assert_close(terms(problem, *form, batch=batch).mim, expected)
+
+
 def test_what_a_round_leaves_out_counts_nothing_in_it(problem):
     batch = problem.batch()
     torch.testing.assert_close(batch.normals.sum(1), torch.ones(4))

@@ -27,5 +27,5 @@ def test_likelihood_posterior_and_residual_are_those_of_each_rounds_mixture(prot
             joint = share * likelihood**power
             bayes = joint / joint.sum(1, keepdim=True)
             torch.testing.assert_close(prototypes.posterior(squared, power)[r], bayes, rtol=1e-3, atol=1e-4)
-        nearest = (share * likelihood).argmax(1)
+        nearest = likelihood.argmax(1)
         torch.testing.assert_close(residual[r], (x[r] - mean[nearest]) / scale)

@@ -67,12 +67,15 @@ def initialise(
         parameters: numbers of groups, modes and prototypes of patches, and the share of positions averaged by M_r.
         seed: of K-means++ and k-centre.
         context: where patches are compared, and the memory that they may take.
-        whitened: False for the printed form, whose flow starts from raw features.
+        whitened: False for the printed form: K-means and prototypes on raw features, without a smallest group.
     """
     standardiser = Standardiser.fit(normals)
+    if not whitened:
+        standardiser.pooled_center.zero_()
+        standardiser.pooled_spread.fill_(1)
     z = standardiser.z_of(normals).numpy()
     limits = parameters.n_prototypes, parameters.max_modes, parameters.min_mode_size
-    partition = fit_partition(z, fold, *limits, seed)
+    partition = fit_partition(z, fold, *limits, seed, raw=not whitened)
     kept = fold != np.arange(fold.max() + 2)[:, None]
     groups = [partition.groups(learned) for learned in kept]
     means = [means_of(z[learned], partition.group[learned], partition.n_groups) for learned in kept]
@@ -99,7 +102,10 @@ def initialise(
     energy = x_offset.square().mean(1).double().numpy()
     for r, learned in enumerate(kept):
         center = whitenings[r](torch.from_numpy(means[r]))
-        flow = _start(center, groups[r].share, energy[learned], group.numpy()[learned], whitened)
+        if whitened:
+            flow = _start(center, groups[r].share, energy[learned], group.numpy()[learned])
+        else:
+            flow = _printed_start(center, groups[r].share, z[learned] - means[r][partition.group[learned]])
         of_round = {"groups": groups[r], "whitening": whitenings[r], "patches": patches[r], "flow": flow}
         nn.ModuleDict(of_round).state_dict(destination=tensors, prefix=f"rounds.{r}.")
     details: dict[str, Any] = {"shrinkage": shrinkage, "modes_tried": partition.modes_tried}
@@ -122,16 +128,22 @@ def _choose_shrinkage(spectra: list[Spectrum], offset: np.ndarray, fold: np.ndar
     return float(SHRINKAGES[np.concatenate(likelihoods).mean(0).argmax()])
 
 
-def _start(center: Tensor, share: Tensor, energy: np.ndarray, group: np.ndarray, whitened: bool) -> Flow:
-    """The flow at step 0: prototypes where the groups are, s = 1; as printed without gains, s² = inertia / (d n).
+def _start(center: Tensor, share: Tensor, energy: np.ndarray, group: np.ndarray) -> Flow:
+    """The flow at step 0: prototypes where the groups are, s = 1.
 
     The gain of a group is a_k = ((Σ_{i∈k} e_i + 20 ē) / (n_k + 20))^(−1/2) with e = ‖x − m_c‖² / d of held-out normals.
     """
-    gain, scale = torch.ones(len(center)), max(float(energy.mean()), 1e-12) ** 0.5
-    if whitened:
-        total = np.bincount(group, energy, len(center)) + GAIN_PRIOR * energy.mean()
-        mean = total / (np.bincount(group, minlength=len(center)) + GAIN_PRIOR)
-        # copies of one image do not vary
-        gain, scale = torch.from_numpy(np.where(mean > 1e-9, mean.clip(1e-9) ** -0.5, 1.0)).float(), 1.0
+    total = np.bincount(group, energy, len(center)) + GAIN_PRIOR * energy.mean()
+    mean = total / (np.bincount(group, minlength=len(center)) + GAIN_PRIOR)
+    gain = torch.from_numpy(np.where(mean > 1e-9, mean.clip(1e-9) ** -0.5, 1.0)).float()  # copies do not vary
+    return _flow(center, share, gain, 1.0)
+
+
+def _printed_start(center: Tensor, share: Tensor, offset: np.ndarray) -> Flow:
+    """The printed form: prototypes where the groups are, s² = inertia / (d n) of their normals' offsets (n, d)."""
+    return _flow(center, share, torch.ones(len(center)), max(float(np.square(offset).mean()), 1e-12) ** 0.5)
+
+
+def _flow(center: Tensor, share: Tensor, gain: Tensor, scale: float) -> Flow:
     prototypes = PrototypeMixture(mean=center[None], logit=share.log()[None], scale=torch.tensor([scale]))
     return Flow(CoupledVelocity(center=center[None], gain=gain[None]), prototypes)

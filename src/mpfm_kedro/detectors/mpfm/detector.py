@@ -129,6 +129,9 @@ class MPFM(nn.Module):
             nothing = torch.zeros_like(g0)
             return torch.stack([g0, g0, nothing, r0, r0, nothing], 1), None
         modules = self.trained
+        if "residual" in modules.printed:
+            start = self.flow.psi(x[None], p[None])
+            r0 = self.flow.prototypes.residual(start)[0].square().mean(1)
         psi = modules.flow.psi(x[None], p[None])
         g = modules.score_g(modules.flow.prototypes.squared_distances(psi))[0]
         r = modules.score_r(psi, squares[None])[0]
@@ -148,8 +151,10 @@ class MPFM(nn.Module):
         energy, modules = squares.sum(2), self.trained
         nothing = torch.zeros_like(energy)
         weighted = energy
-        if modules is not None and "residual" not in modules.printed:
-            weighted = modules.r_logit(modules.m_r(squares[None]))[0]
+        if modules is not None:
+            printed = "residual" in modules.printed  # that of the image, which has no positions
+            energy = nothing if printed else energy
+            weighted = nothing if printed else modules.r_logit(modules.m_r(squares[None]))[0]
         return torch.stack([nothing, nothing, nothing if local is None else local, energy, weighted, nothing], 2)
 
 

@@ -92,12 +92,16 @@ class Partition:
 
 
 def fit_partition(
-    z: np.ndarray, fold: np.ndarray, n_groups: int, max_modes: int, min_mode_size: int, seed: int
+    z: np.ndarray, fold: np.ndarray, n_groups: int, max_modes: int, min_mode_size: int, seed: int, raw: bool = False
 ) -> Partition:
-    """K-means++ on the principal components of standardised normals (n, d) with folds (n,)."""
-    basis = PCA(min(COMPONENTS, *z.shape), svd_solver="randomized", random_state=seed).fit(z).components_.T
+    """K-means++ on the principal components of standardised normals (n, d) with folds (n,).
+
+    The printed form has ``raw`` features: all of their components, and no least number of normals in a group.
+    """
+    components, solver = (min(z.shape), "full") if raw else (min(COMPONENTS, *z.shape), "randomized")
+    basis = PCA(components, svd_solver=solver, random_state=seed).fit(z).components_.T
     y = z @ basis
-    allowed = max(1, len(z) // NORMALS_PER_GROUP)
+    allowed = len(z) if raw else max(1, len(z) // NORMALS_PER_GROUP)
     if n_groups > allowed:
         logger.info("%d groups are too many for %d normals: %d are used", n_groups, len(z), allowed)
     mode, tried = choose_modes(y, fold, max_modes, min_mode_size, seed)

@@ -65,7 +65,8 @@ def losses(
     flow, printed, label = modules.flow, modules.printed, batch.abnormal.float()
     psi = flow.psi(batch.x, batch.p)
     squared = flow.prototypes.squared_distances(psi)
-    posterior = flow.prototypes.posterior(squared, parameters.mim_sharpness / psi.shape[2])
+    tempered = 1.0 if "mutual_information" in printed else parameters.mim_sharpness / psi.shape[2]
+    posterior = flow.prototypes.posterior(squared, tempered)
     flow_n, flow_a = flow_losses(modules, batch, parameters.push_margin, generator)
     deviation = torch.zeros_like(flow_n)
     if batch.v is not None:  # S_a → 0 for normals, S_a ≥ 5 for anomalies, summed over the members (R, E, B)

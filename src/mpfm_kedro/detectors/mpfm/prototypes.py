@@ -41,8 +41,8 @@ class PrototypeMixture(TensorModule):
         return (self.logit.log_softmax(1)[:, None] - 0.5 * power * squared).softmax(2)
 
     def residual(self, x: Tensor) -> Tensor:
-        """(x − μ_{c*}) / s with c* the most probable prototype: (R, B, d) → (R, B, d)."""
-        nearest = self.posterior(self.squared_distances(x)).argmax(2)
+        """(x − μ_{c*}) / s with c* = argmax_c N(x; μ_c, s² I), the nearest prototype: (R, B, d) → (R, B, d)."""
+        nearest = self.squared_distances(x).argmin(2)
         mean = self.mean.gather(1, nearest[..., None].expand(-1, -1, x.shape[2]))
         return (x - mean) / self.scale[:, None, None]
 
