@@ -172,7 +172,7 @@ def test_an_interrupted_repro_keeps_the_features_that_it_has(repository: Path):
     shutil.rmtree(repository / STORE)
 
     def parts() -> dict[Path, int]:
-        return {file: file.stat().st_mtime_ns for file in (repository / STORE).glob("*/*.keys.txt")}
+        return {file: file.stat().st_mtime_ns for file in (repository / STORE).glob("*/[!.]*.keys.txt")}
 
     environment = os.environ | {"PYTHONPATH": str(repository / "src")}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
