@@ -27,7 +27,7 @@ import pandas as pd
 from mpfm_kedro.atomic import first_line, readable_folder, replacing_folder
 from mpfm_kedro.detectors.mpfm.specification import stage_name
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.inspection.thresholds import Threshold, choose_threshold, item_scores
+from mpfm_kedro.inspection.thresholds import Threshold, choose_threshold, describe_guarantee, item_scores
 from mpfm_kedro.protocol.memory import read_artefact, write_artefact
 
 if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
@@ -74,6 +74,12 @@ class HeldOutScores:
         alike = item_scores(self.normals["likeness"], self.normals["item"].to_numpy())
         found = choose_threshold(self.item_scores, rate, confidence)
         return replace(found, alike=choose_threshold(alike, rate, confidence).defective)
+
+    def describe(self, threshold: Threshold) -> str:
+        """The guarantee and the misses of a threshold, in sentences for people."""
+        known = self.anomalies
+        scores = item_scores(known["score"], known["item"].to_numpy()) if len(known) else ()
+        return describe_guarantee(threshold, scores, len(known))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from mpfm_kedro.inspection.heat_maps import find_limits, to_jpeg
 from mpfm_kedro.inspection.likeness import likeness
 from mpfm_kedro.inspection.model import FORMAT, Gallery, HeldOutScores, Model
 from mpfm_kedro.inspection.operating_points import advise, count_misses, name_unusual_normals
-from mpfm_kedro.inspection.thresholds import describe_guarantee
 from mpfm_kedro.progress import progress
 from mpfm_kedro.protocol.data import select, training_data
 from mpfm_kedro.provenance import code_revision, library_versions
@@ -112,7 +111,7 @@ def describe_threshold(held_out: HeldOutScores, false_alarm_rate: float, confide
     return {
         "threshold": asdict(threshold),
         "misses": misses.to_dict("records"),
-        "guarantee": describe_guarantee(threshold, held_out.anomalies["score"]),
+        "guarantee": held_out.describe(threshold),
         "advice": advise(misses, false_alarm_rate),
         "to_check": name_unusual_normals(held_out),
     }

@@ -39,6 +39,8 @@ def _misses(misses: pd.DataFrame) -> pd.DataFrame:
         return misses
     cells = misses["missed"].map(percent) + " (" + misses[["low", "high"]].map(percent).agg(" to ".join, axis=1) + ")"
     rates = "missed at " + misses["false_alarms"].map(percent)
-    named = misses.rename(columns={"defect_class": "class", "n_anomalies": "defects"}).assign(cell=cells, rate=rates)
-    named["class"] = named["class"].replace(ALL, "all")
+    images = " (" + misses["n_images"].map("{:,} images".format) + ")"
+    number = misses["n_anomalies"].map("{:,}".format) + images.where(misses["n_images"] > misses["n_anomalies"], "")
+    named = misses.assign(defects=number, cell=cells, rate=rates)
+    named["class"] = named["defect_class"].replace(ALL, "all")
     return named.pivot_table("cell", ["class", "defects"], "rate", aggfunc="first", sort=False).reset_index()

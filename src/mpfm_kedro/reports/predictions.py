@@ -21,7 +21,7 @@ from mpfm_kedro.atomic import replacing
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.batches import compare_batch
 from mpfm_kedro.inspection.model import Model
-from mpfm_kedro.inspection.thresholds import Threshold, describe_guarantee
+from mpfm_kedro.inspection.thresholds import Threshold
 from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
 from mpfm_kedro.reports.pages import embed_figure, render
 
@@ -94,7 +94,7 @@ def write_page(
     return render(
         "predictions.html",
         title="Predictions",
-        guarantee=describe_guarantee(threshold, model.calibration.anomalies["score"]),
+        guarantee=model.calibration.describe(threshold),
         histogram=draw_histogram(normals, scores, threshold),
         thresholds=threshold,
         images=images,
