@@ -45,6 +45,7 @@ def draw_results(
         histogram=draw_histogram(inspector.normal_scores, scores, threshold),
         counts=", ".join(f"{counts[name]:,} {name}" for name in SIGNS if counts[name]),
         alike=threshold.alike,
+        rarity=inspector.model.calibration.describe_parts,
         images=list(zip(images, decisions, strict=True)),
         neighbours=lambda found: [
             (addresses[one.sample_id], one.sample_id) for one in found if one.sample_id in addresses

@@ -81,6 +81,20 @@ class HeldOutScores:
         scores = item_scores(known["score"], known["item"].to_numpy()) if len(known) else ()
         return describe_guarantee(threshold, scores, len(known))
 
+    def describe_parts(self, parts: Mapping[str, float]) -> dict[str, str]:
+        """How rare S_g, S_a, S_r and S_n of an image are among the held-out normals, as far as these can tell."""
+        found, n = {}, len(self.normals)
+        for name, value in parts.items():
+            sign, level = (-1, "low") if name == "n" else (1, "high")  # S_n is a normality
+            number = int((sign * self.normals[f"score_{name}"] >= sign * value).sum())
+            if number == 0:
+                found[name] = f"{level}er than any of {n:,} good images"
+            elif number > n / 2:
+                found[name] = f"most good images score so {level}"
+            else:
+                found[name] = f"about 1 in {n / number:,.0f} good images scores so {level}"
+        return found
+
 
 @dataclass(frozen=True)
 class Gallery:
