@@ -88,6 +88,8 @@ def test_a_score_that_counts_nothing_is_said(model: Model):
     assert "score_n counts nothing" in summarise_model(useless)
     assert write_card(useless).count("<td>0.4</td>") == 6
     weights[0]["score_n"] = 0.1
+    assert "score_n counts nothing in 1 of 2 modes: it does not tell" in summarise_model(useless)
+    weights[1]["score_n"] = 0.1
     assert "counts nothing" not in summarise_model(useless)
 
 
