@@ -190,6 +190,11 @@ def test_photos_of_a_part_are_one_item_from_the_split_to_the_guarantee(tmp_path)
     item = samples.set_index("sample_id")["item"]
     trained = {*item[learned["train_normals"]], *item[learned["known_anomalies"]]}
     assert not trained & {*item[learned["test_normals"]], *item[learned["test_anomalies"]]}
+    scores = pd.read_parquet(out / "07_model_output/parts/general/scores.parquet").query("method == 'MPFM'")
+    (point,) = pd.read_parquet(out / "07_model_output/parts/general/operating_points.parquet").to_dict("records")
+    for label, share in ((0, point["false_alarms"]), (1, point["recall"])):
+        n_items = item[scores["sample"][scores["label"] == label]].nunique()
+        assert share * n_items == pytest.approx(round(share * n_items)), "an item counts once"
     assert "Good and defective at once" not in (out / "08_reporting/parts/general/report.html").read_text()
 
 
