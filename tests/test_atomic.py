@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,6 +83,18 @@ def test_an_error_of_the_system_is_found_behind_others(tmp_path):
         except OSError as error:
             raise RuntimeError("saving failed") from error
     assert "\n" not in str(raised.value)
+
+
+def test_a_folder_that_moves_away_while_it_is_written_to_is_one_line(tmp_path):
+    there, away = tmp_path / "there", tmp_path / "away"
+    for write, name in ((replacing, "a.txt"), (replacing_folder, "model")):
+        there.mkdir()
+        with pytest.raises(InputError) as raised, write(there / name) as partial:
+            (partial / "b.txt" if name == "model" else partial).write_text("content")
+            there.rename(away)
+        assert str(raised.value) == f"Cannot write {there / name}: No such file or directory"
+        assert not there.exists() and not (away / name).exists()
+        shutil.rmtree(away)
 
 
 def changed(content: bytes, step: int = 1) -> Iterator[bytes]:

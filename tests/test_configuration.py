@@ -165,6 +165,10 @@ def test_numbers_typed_for_text_parameters_stay_text(typed, expected):
         ({"output_root": "/tmp/../"}, "root of the file system"),
         ({"data_root": "/tmp/" + 300 * "a"}, "300 characters"),
         ({"images": 300 * "a" + "/*.png"}, "300 characters"),
+        ({"images": 50 * ("a" * 99 + "/")}, "characters; a path has at most 3500"),
+        ({"data_root": "/tmp" + 50 * ("/" + "a" * 99)}, "5004 characters; a path"),
+        ({"data_root": "/" + 2045 * "a/" + "bc"}, "4093 characters; a path"),
+        ({"output_root": 50 * ("a" * 99 + "/")}, "characters; a path has at most 3500"),
     ],
 )
 def test_a_path_that_cannot_be_used_is_refused(parameters: dict[str, str], problem: str):

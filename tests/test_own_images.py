@@ -107,6 +107,26 @@ def test_good_images_alone_give_the_closed_form(tmp_path):
         assert (models / stage / f"{trial[stage]}.safetensors").is_file()
 
 
+def test_no_known_defect_is_a_setting_where_defects_exist(tmp_path):
+    out = run(tmp_path, make(tmp_path / "parts"), n_anomalies=0)
+    assert scores(out, "parts").groupby("method")["label"].sum().to_dict() == {"MPFM, no anomaly known": 3}
+    (row,) = pd.read_csv(out / "08_reporting/parts/general/summary.csv").to_dict("records")
+    assert row["n_anomalies"] == 0 and 0.5 < row["auc_mean"] <= 1
+    assert "counts nothing" not in (out / "08_reporting/parts/general/summary.txt").read_text()
+
+
+def test_hundreds_of_known_defects_are_learned(tmp_path):
+    folder = make(tmp_path / "parts", normals=24, defects=600)
+    own: dict[str, Any] = {"image_size": 32, "features": {"cutmix_views": 0, "anomaly_views": []}}
+    own |= {"ingestion": {"item_pattern": "(.*)"}, "n_anomalies": 300}
+    summary = run(tmp_path, folder, **own) / "08_reporting/parts/general/summary.csv"
+    shown = pd.read_csv(summary).set_index("method")
+    assert shown.loc["MPFM", "n_anomalies"] == 300 and shown.loc["MPFM", "auc_mean"] > 0.9
+    out = run(tmp_path, folder, "fit", **own)
+    card = json.loads((out / "06_models/parts/production/model/card.json").read_text())
+    assert card["data"]["anomalies"] == 600 and "of 600 known defects are missed" in card["guarantee"]
+
+
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_single_defect_is_tested(tmp_path):
     out = run(tmp_path, make(tmp_path / "one", defects=1))
@@ -190,6 +210,11 @@ def test_photos_of_a_part_are_one_item_from_the_split_to_the_guarantee(tmp_path)
     item = samples.set_index("sample_id")["item"]
     trained = {*item[learned["train_normals"]], *item[learned["known_anomalies"]]}
     assert not trained & {*item[learned["test_normals"]], *item[learned["test_anomalies"]]}
+    scores = pd.read_parquet(out / "07_model_output/parts/general/scores.parquet").query("method == 'MPFM'")
+    (point,) = pd.read_parquet(out / "07_model_output/parts/general/operating_points.parquet").to_dict("records")
+    for label, share in ((0, point["false_alarms"]), (1, point["recall"])):
+        n_items = item[scores["sample"][scores["label"] == label]].nunique()
+        assert share * n_items == pytest.approx(round(share * n_items)), "an item counts once"
     assert "Good and defective at once" not in (out / "08_reporting/parts/general/report.html").read_text()
 
 

@@ -53,7 +53,8 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
 
 def readable_folder(folder: Path) -> Path:
     """A folder, or the earlier one where its replacement was interrupted."""
-    return _former(folder) if not folder.exists() and _former(folder).is_dir() else folder
+    there = os.path.exists(folder)  # noqa: PTH110, Path.exists raises where a name is too long
+    return _former(folder) if not there and os.path.isdir(_former(folder)) else folder  # noqa: PTH112
 
 
 def _former(folder: Path) -> Path:

@@ -22,6 +22,7 @@ from mpfm_kedro.sources import SOURCES, folder
 
 AUTO, OWN = "auto", "folder"
 MAX_NAME = 255  # bytes
+MAX_PATH = 3500  # bytes of a folder: with the names of the files in it there are at most 4095
 ENVIRONMENTS = {"base_env": "base", "default_run_env": "local", "merge_strategy": {"parameters": "soft"}}
 
 
@@ -40,8 +41,7 @@ def output_path(path: str | Path, project: Path) -> Path:
 
 def input_path(path: str | Path, project: Path) -> Path:
     """A file or folder to read: below the project, unless it exists only below the current folder."""
-    path = Path(path).expanduser()
-    inside, here = _usable(project / path), Path.cwd() / path
+    inside, here = (_usable(folder / Path(path).expanduser()) for folder in (project, Path.cwd()))
     return here if here.exists() and not inside.exists() else inside
 
 
@@ -49,6 +49,8 @@ def _usable(path: Path) -> Path:
     """Refuse a name that no file can have."""
     if longest := next((name for name in path.parts if len(os.fsencode(name)) > MAX_NAME), None):
         raise InputError(f"'{longest[:20]}…' has {len(longest)} characters; a file or folder has at most {MAX_NAME}")
+    if len(os.fsencode(path)) > MAX_PATH:
+        raise InputError(f"'{str(path)[:20]}…' has {len(str(path))} characters; a path has at most {MAX_PATH} here")
     return path
 
 

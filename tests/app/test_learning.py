@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import shutil
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
@@ -62,6 +64,34 @@ def test_marks_that_are_set_while_a_run_learns_stay(visitor, state, raw, monkeyp
     go.touch()
     assert wait(state.job) == "done"
     assert state.to_learn.labels() == {second: "anomaly"}
+
+
+def test_a_full_disk_is_said_and_no_copy_stays(visitor, state, raw, monkeypatch):
+    """The copy of the second label does not fit."""
+    for number, label in enumerate(["normal", "anomaly"]):
+        key = visitor.upload(f"{number}.png", (raw / f"good/00{number}.png").read_bytes())
+        visitor.post(f"/images/{key}/mark?label={label}")
+    copy, copied = shutil.copyfile, []
+
+    def fill(source, target):
+        copied.append(copy(source, target))
+        if len(copied) == 2:
+            raise OSError(errno.ENOSPC, "full", str(source), None, str(target))
+
+    monkeypatch.setattr(shutil, "copyfile", fill)
+    assert visitor.post("/learn").status_code == 202
+    assert wait(state.job) == "failed" and len(copied) == 2
+    (line,) = state.job.lines
+    assert re.search(r"Cannot write .*/learning/\w+: No space left on device; it needs .* are free$", line)
+    assert line.replace("'", "&#39;") in visitor.get("/learning").text
+    assert not [path for path in state.project.to_learn.rglob("*") if "learning" in str(path)]
+    assert sorted(state.to_learn.labels().values()) == ["anomaly", "normal"]
+
+
+def test_an_error_of_the_system_is_said():
+    job = Job()
+    job.start("Learning", lambda: Path("/nowhere").read_bytes())
+    assert wait(job) == "failed" and "No such file or directory" in job.lines[-1]
 
 
 def test_without_a_project_nothing_can_be_marked(state, raw):
@@ -120,7 +150,7 @@ def test_a_missed_defect_is_learned_and_unlearned(own_state, raw, tmp_path):
     said = "\n".join(state.job.lines)
     assert all(part in said for part in ("Guarantee before", "earlier predictions", "AUC of the general setting"))
     card = session.inspector.card
-    assert card["data"]["anomalies"] == 25 and card["learned"][0]["origin"].endswith("missed.png")
+    assert card["data"]["anomalies"] == 25 and card["learned"][0]["origin"] == "missed.png"
     assert not state.to_learn.labels()
     (again,) = session.images()
     assert again.before == (found.prediction.score, found.prediction.decision)

@@ -51,6 +51,7 @@ def test_an_image_gets_score_decision_heat_map_and_reasons(visitor, raw):
     page = visitor.get("/results").text
     assert decisions(visitor) == ["defective"]
     assert "new spot.png" in page and "adds most" in page and "p-value" in page
+    assert "er than any of 48 good images" in page
     for kind in ("picture", "overlay"):
         answer = visitor.get(f"/images/{key}/{kind}")
         assert answer.headers["content-type"] == "image/jpeg"

@@ -32,6 +32,18 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path: Path):
     assert result.exit_code == 1 and "nowhere" in result.output
 
 
+def test_names_that_no_file_can_have_are_one_line(tmp_path: Path):
+    for command, arguments in (
+        (cli, ["app", "--env=test", f"--images={300 * 'a'}"]),
+        (main, [f"--model={tmp_path}", f"--images={300 * 'a'}"]),
+        (main, [f"--model={300 * 'a'}"]),
+        (main, [f"--model={50 * ('a' * 99 + '/')}"]),
+    ):
+        result = CliRunner().invoke(command, arguments)
+        assert result.exit_code == 1 and len(result.output.splitlines()) == 1, result.exception
+        assert "aaaa" in result.output and ("is not a folder" in result.output or "No model in" in result.output)
+
+
 @pytest.mark.parametrize("package", ["fastapi", "uvicorn"])
 def test_a_missing_package_is_one_line_with_the_extra_to_install(package: str, tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
@@ -50,6 +62,33 @@ def test_it_listens_on_this_machine_alone_and_names_a_port_in_use():
         with pytest.raises(InputError, match=f"Port {port} cannot be used .* --port"):
             listening(port)
         socket.create_connection((address, port)).close()
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+from mpfm_kedro.app.starting import serve
+from mpfm_kedro.inspection import inspector
+
+def load(model, device):
+    print("loading", flush=True)
+    time.sleep(60)
+
+inspector.Inspector.load = load
+serve(Path(sys.argv[1]), None, 0, "cpu")
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_nothing_stays_where_it_ends_while_it_loads(model_folder: Path, tmp_path: Path, name: str):
+    command = ["env", "--default-signal", sys.executable, "-c", SLOW, str(model_folder)]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None and process.stdout.readline() == "loading\n"
+        assert list(tmp_path.glob("mpfm_kedro-app-*"))
+        process.send_signal(getattr(signal, name))
+        assert process.wait(30) == 128 + signal.SIGTERM
+    assert not list(tmp_path.glob("mpfm_kedro-app-*"))
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])

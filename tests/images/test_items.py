@@ -54,6 +54,15 @@ def test_where_most_images_are_alike_only_equal_ones_are_one_item(caplog):
     assert "4 items in 5 images: most images are alike" in caplog.text
 
 
+def test_one_category_whose_images_are_all_alike_falls_back_to_equal_ones(caplog):
+    table = samples(list("abcdefghijk"), "1123456789X", [0, 0, 0, 0, 1, 1, 2, 3, 4, 5, 6])
+    table["category"] = ["plain"] * 4 + ["other"] * 7
+    with caplog.at_level(logging.INFO):
+        joined = join_images(table, AUTO, by_item=True)
+    assert joined["item"].tolist() == [*"aacd", *"eeghijk"]
+    assert "9 items in 11 images: most images of plain are alike, so only equal ones are one item there" in caplog.text
+
+
 def test_a_table_names_items_and_near_copies_stay_apart(tmp_path: Path, caplog):
     (tmp_path / "items.csv").write_text("\ufeffpath,item\n./a,part1\nc,part1\nb,007\ng,\n", encoding="utf-8")
     table = list_items(samples(list("abcdefg"), "1234567", [0, 0, 0, 1, 2, 3, 4]), tmp_path, AUTO)

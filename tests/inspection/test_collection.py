@@ -40,6 +40,15 @@ def test_images_are_kept_with_their_labels(dataset, files, tmp_path):
     assert set(samples["defect_class"]) == {"", "learned"} and (samples["width"] == 8).all()
 
 
+def test_an_image_that_was_marked_in_the_app_has_its_name_there(dataset, files, tmp_path):
+    for name in ("to_learn/learning/anomaly", "learning"):
+        marked = tmp_path / name / f"{24 * 'a'}-dark spot-1.png"
+        marked.parent.mkdir(parents=True)
+        marked.write_bytes(files[0].read_bytes())
+        collection = dataset.load().add([marked], "anomaly", SAMPLES)
+        assert collection.table["origin"][0] == ("dark spot-1.png" if "to_learn" in name else str(marked))
+
+
 @pytest.mark.parametrize(("first", "second"), [("anomaly", "normal"), ("normal", "anomaly")])
 def test_an_image_has_one_label(dataset, files, first, second):
     collection = dataset.load().add(files[:1], first, SAMPLES)

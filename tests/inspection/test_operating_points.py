@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from mpfm_kedro.inspection.model import HeldOutScores
 from mpfm_kedro.inspection.operating_points import ALL, advise, count_misses, name_unusual_normals
 from mpfm_kedro.inspection.thresholds import percent
 from production_models import held_out_scores
@@ -53,6 +54,28 @@ def test_otherwise_nothing_is_advised(defects: np.ndarray, n_normals: int):
 def test_without_known_defects_there_is_no_row():
     misses = count_misses(held_out_scores(scores(0), np.empty(0)), 0.01, 0.95)
     assert misses.empty and advise(misses, 0.01) == "" and isinstance(misses, pd.DataFrame)
+
+
+def test_photos_of_one_item_are_one_defect():
+    """Nine photos of one scratched part and three parts with spots; an item counts by its largest score."""
+    defects = np.array([*[-1.0] * 8, 5.0, 5.0, -1.0, -1.0])
+    table = held_out_scores(scores(0, 2000), defects, ["scratch"] * 9 + ["spot"] * 3).table
+    held_out = HeldOutScores(table.assign(item=table["item"].where(table["defect_class"] != "scratch", "part")))
+    misses = count_misses(held_out, 0.01, 0.95).query("false_alarms == 0.01").set_index("defect_class")
+    assert misses["n_anomalies"].to_dict() == {ALL: 4, "scratch": 1, "spot": 3}
+    assert misses["n_images"].to_dict() == {ALL: 12, "scratch": 9, "spot": 3}
+    assert misses["n_missed"].to_dict() == {ALL: 2, "scratch": 0, "spot": 2}
+    said = held_out.describe(held_out.threshold(0.01, 0.95))
+    assert "2 of 4 known defective items (12 images) are missed: 50 %" in said
+    alone = held_out_scores(scores(0, 2000), defects)
+    assert "10 of 12 known defects are missed" in alone.describe(alone.threshold(0.01, 0.95))
+
+
+def test_photos_of_one_item_are_no_reason_for_an_advice():
+    table = held_out_scores(scores(0, 2000), np.concatenate([scores(6, 60), scores(2.0, 40)])).table
+    assert advise(count_misses(HeldOutScores(table), 0.01, 0.95), 0.01)
+    one = table.assign(item=table["item"].where((table["label"] == 0) | (table["score"] > 4), "part"))
+    assert advise(count_misses(HeldOutScores(one), 0.01, 0.95), 0.01) == ""
 
 
 def test_the_normals_that_decide_the_threshold_are_named():

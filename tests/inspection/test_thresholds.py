@@ -165,6 +165,8 @@ def test_sentences_state_the_guarantee_and_the_misses():
         "1 % cannot be guaranteed: 299 held-out normal items are needed. With 95 % confidence at most 2.95"
     )
     assert few.endswith("1 of 2 known defects are missed: 50 %, 95 % interval 1.26 % to 98.7 %.")
+    items = describe_guarantee(choose_threshold(np.arange(100.0), 0.01, 0.95), [200.0, 1.0], n_images=12)
+    assert "1 of 2 known defective items (12 images) are missed: 50 %, 95 % interval 1.26 % to 98.7 %." in items
 
 
 def test_a_threshold_can_be_stored_as_strict_json():

@@ -77,6 +77,12 @@ def test_items_of_own_images_are_those_of_their_table(own, tmp_path):
     assert samples[samples["label"] == 0].groupby("item")["split"].nunique().tolist() == [1] * 4
 
 
+def test_the_first_line_names_the_dataset_its_folder_and_the_counts(own, caplog):
+    with caplog.at_level(logging.INFO):
+        list_samples(own, "all", STRICT, "bolts")
+    assert caplog.messages[0] == f"bolts: 12 normal images and 12 anomalies of 2 classes in {own.folder}"
+
+
 def test_elpv_has_the_published_split(tmp_path, loader):
     pytest.importorskip("elpv_dataset", reason="the package elpv-dataset is not installed")
     images = loader("elpv", get_source("elpv").locate(tmp_path))

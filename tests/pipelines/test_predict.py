@@ -27,12 +27,15 @@ def test_a_file_that_cannot_be_read_is_a_row_and_the_run_goes_on(fitted_project:
     images, out = tmp_path / "images", fitted_project / "out"
     images.mkdir()
     shutil.copy(fitted_project / "raw/synthetic/spot/000.png", images / "spot.png")
+    (images / "link.png").symlink_to(fitted_project / "raw/synthetic/spot/000.png")
     (images / "broken.png").write_bytes(b"no image")
     given = {"data_root": str(fitted_project / "raw"), "output_root": str(out), "images": str(images)}
     predict(given | {"batch": "mixed"})
     folder = out / "08_reporting/synthetic/predictions/mixed"
     table = pd.read_csv(folder / "predictions.csv")
-    assert table["decision"].tolist() == ["defective", "error"]
+    assert table["decision"].tolist() == ["defective", "defective", "error"]
+    assert table["path"].tolist() == [str(images / name) for name in ("link.png", "spot.png", "broken.png")]
+    assert table["score"][0] == table["score"][1], "a link has its own name, and shows what it leads to"
     page = (folder / "predictions.html").read_text()
     assert "spot.png" in page and "broken.png cannot be used" in page
     assert list((folder / "pictures").glob("image-*.jpg")) and list((folder / "overlays").glob("*.jpg"))
@@ -42,4 +45,4 @@ def test_a_file_that_cannot_be_read_is_a_row_and_the_run_goes_on(fitted_project:
     batches = sorted(path.name for path in folder.parent.iterdir())
     assert len(batches) == 2 and re.fullmatch(r"\d{4}-\d\d-\d\dT.*Z", batches[0])
     earlier = EarlierPredictionsDataset(str(folder.parent)).load()
-    assert sorted(Path(path).name for path in earlier["path"]) == ["broken.png", "spot.png"]
+    assert sorted(Path(path).name for path in earlier["path"]) == ["broken.png", "link.png", "spot.png"]

@@ -12,7 +12,8 @@ import pytest
 
 from mpfm_kedro.datasets.inspection import SummariesDataset
 from mpfm_kedro.evaluation.columns import PART_COLUMNS
-from mpfm_kedro.inspection.model import Model, load_model
+from mpfm_kedro.inspection.model import HeldOutScores, Model, load_model
+from mpfm_kedro.inspection.production import describe_threshold
 from mpfm_kedro.pipelines.fit.nodes import summarise_model
 from mpfm_kedro.reports.model import write_card
 from production_models import held_out_scores
@@ -48,6 +49,15 @@ def test_rates_that_can_be_guaranteed_are_distinguished(model: Model):
     assert achievable == {"0.1 %": False, "0.5 %": False, "1 %": True, "2 %": True, "5 %": True}
 
 
+def test_defects_are_counted_by_item(model: Model):
+    table = model.calibration.table
+    held_out = HeldOutScores(table.assign(item=table["item"].mask(table["defect_class"] == "spot", "part")))
+    page = write_card(replace(model, card=model.card | describe_threshold(held_out, 0.05, 0.95)))
+    assert "of 13 known defective items (24 images) are missed" in page
+    for name, number in {"all": "13 (24 images)", "scratch": "12", "spot": "1 (12 images)"}.items():
+        assert f"<td>{name}</td>\n      <td>{number}</td>" in page
+
+
 def test_evaluation_and_what_was_learned_are_shown_and_escaped(model: Model):
     figures = {"method": "MPFM", "category": "", "n_anomalies": 10, "n_seeds": 5}
     figures |= {"auc_mean": 0.932, "auc_std": 0.004, "ap_mean": 0.966, "ap_std": 0.002}
@@ -78,6 +88,8 @@ def test_a_score_that_counts_nothing_is_said(model: Model):
     assert "score_n counts nothing" in summarise_model(useless)
     assert write_card(useless).count("<td>0.4</td>") == 6
     weights[0]["score_n"] = 0.1
+    assert "score_n counts nothing in 1 of 2 modes: it does not tell" in summarise_model(useless)
+    weights[1]["score_n"] = 0.1
     assert "counts nothing" not in summarise_model(useless)
 
 

@@ -88,6 +88,21 @@ def test_images_are_sorted_and_flagged_ones_are_explained(written):
     } == {Path(path) for path in table["path"]}
 
 
+def test_why_says_how_rare_each_score_is_among_good_images(written, inspector):
+    _, page, table = written({"a.png": "good/000.png", "b.png": "spot/000.png"})
+    normals = inspector.model.calibration.normals
+    for row, why in zip(table.to_dict("records"), page.text.split("Why")[1:], strict=True):
+        n = len(normals)
+        for name, sign, level in (("g", 1, "high"), ("a", 1, "high"), ("r", 1, "high"), ("n", -1, "low")):
+            number = (sign * normals[f"score_{name}"] >= sign * row[f"score_{name}"]).sum()
+            said = f"about 1 in {n / max(1, number):.0f} good images scores so {level}"
+            said = f"{level}er than any of {n} good images" if not number else said
+            said = f"most good images score so {level}" if number > n / 2 else said
+            assert said in re.split(r"S\w", why)[1 + "garn".index(name)]
+    assert "higher than any of 48 good images" in page.text.split("Why")[1]
+    assert "adds most" in page.text and "; higher than any of 48 good images." in page.text.split("Why")[0]
+
+
 def test_both_thresholds_and_the_guarantee_are_there(written, inspector):
     _, page, _ = written({"a.png": "good/000.png"})
     for value in (inspector.threshold.good, inspector.threshold.defective):

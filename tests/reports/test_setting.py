@@ -23,7 +23,8 @@ from mpfm_kedro.evaluation.intervals import paired_differences, recall_intervals
 from mpfm_kedro.evaluation.measures import measure_trials, summarise_setting, summarise_tested_classes
 from mpfm_kedro.inspection.mistakes import COLUMNS, POINTS
 from mpfm_kedro.reports import figures
-from mpfm_kedro.reports.setting import conclusions, write_report
+from mpfm_kedro.reports.model import name_uncounted
+from mpfm_kedro.reports.setting import conclusions, write_report, write_summary
 
 METHODS = [TRAINED, UNTRAINED]
 PARTS = ["score_g", "score_a", "score_r", "score_n"]
@@ -183,6 +184,17 @@ def test_summary_says_what_known_anomalies_add(gain, n_seeds, sentence):
     text = text_of(measure_trials(scores, trial_costs(scores)), differences=differences)
     assert text.count(f"compared with '{UNTRAINED}'") == 1, "of the mean over classes alone"
     assert sentence in text
+
+
+def test_a_score_that_counts_nothing_in_most_modes_of_all_runs_is_said():
+    weights = pd.DataFrame({"score_g": [0.0, 0.5, 0.4, 0.3], "score_a": [0.4] * 4, "score_n": [0.0, 0.0, 1e-6, 0.2]})
+    said = name_uncounted(weights, least=0.5)
+    assert said == "score_n counts nothing in 3 of 4 modes: it does not tell the held-out known defects from normals."
+    assert name_uncounted(weights).startswith("score_g counts nothing in 1 of 4 modes, score_n counts nothing in 3 of")
+    scores, metrics = results(["dent"])
+    page = write_report(scores, evaluated(metrics), described(history(0)), said)
+    assert said in page and said in write_summary(evaluated(metrics), said)
+    assert name_uncounted(weights[:0], least=0.5) == "" and "counts nothing" not in page_of(scores, metrics)
 
 
 class Page(HTMLParser):

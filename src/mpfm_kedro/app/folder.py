@@ -17,7 +17,7 @@ class ImageFolder:
     root: Path
 
     def __post_init__(self) -> None:
-        if not self.root.is_dir():
+        if not os.path.isdir(self.root):  # noqa: PTH112, Path.is_dir raises where a name is too long
             raise InputError(f"--images {self.root} is not a folder")
 
     def folders(self) -> list[str]:

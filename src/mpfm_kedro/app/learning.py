@@ -107,7 +107,7 @@ class Job:
         try:
             work()
             state = "done"
-        except InputError as error:
+        except (InputError, OSError) as error:
             self.lines.append(str(error))
         finally:
             self.state = state

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from mpfm_kedro.app.learning import Job
 from mpfm_kedro.app.session import MAX_BYTES, MAX_IMAGES, MEGAPIXELS, PageImage
 from mpfm_kedro.inspection.inspector import Inspector
-from mpfm_kedro.inspection.thresholds import Threshold, decide, describe_guarantee
+from mpfm_kedro.inspection.thresholds import Threshold, decide
 from mpfm_kedro.reports.pages import SIGNS, render
 from mpfm_kedro.reports.predictions import draw_histogram
 from mpfm_kedro.sources.layout import IMAGE_SUFFIXES
@@ -39,13 +39,13 @@ def draw_results(
     decisions = decide(scores, threshold, [image.prediction.likeness for image in images]).tolist()
     counts = Counter(decisions)
     addresses = {sample: f"known/{index}" for index, sample in enumerate(inspector.model.gallery.table["sample_id"])}
-    guarantee = describe_guarantee(threshold, inspector.model.calibration.anomalies["score"])
     return render(
         "app_results.html",
-        guarantee=f"{guarantee} The model was made on {inspector.card['made']}.",
+        guarantee=f"{inspector.model.calibration.describe(threshold)} The model was made on {inspector.card['made']}.",
         histogram=draw_histogram(inspector.normal_scores, scores, threshold),
         counts=", ".join(f"{counts[name]:,} {name}" for name in SIGNS if counts[name]),
         alike=threshold.alike,
+        rarity=inspector.model.calibration.describe_parts,
         images=list(zip(images, decisions, strict=True)),
         neighbours=lambda found: [
             (addresses[one.sample_id], one.sample_id) for one in found if one.sample_id in addresses

@@ -80,14 +80,15 @@ class AppState:
             raise InputError("No image is marked")
 
         def work() -> None:
-            given = {label: marked.snapshot(label) for label in labels}  # later marks are kept for the next time
             learned = 0
             try:
+                given = {label: marked.snapshot(label) for label in labels}  # later marks are kept for the next time
                 for label, images in given.items():
                     self.job.execute(project.learn(label, images))
                     marked.learned(label)
                     learned += 1
             finally:
+                marked.forget()
                 if learned:
                     self._reload()
 

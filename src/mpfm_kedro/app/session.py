@@ -11,9 +11,9 @@ from threading import RLock
 
 from PIL import Image, UnidentifiedImageError
 
-from mpfm_kedro.atomic import replacing
+from mpfm_kedro.atomic import replacing, replacing_folder
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.inspection.collection import LABELS
+from mpfm_kedro.inspection.collection import LABELS, LEARNING
 from mpfm_kedro.inspection.finding import is_image
 from mpfm_kedro.inspection.heat_maps import to_jpeg
 from mpfm_kedro.inspection.inspector import Inspector, Neighbour, Prediction
@@ -147,22 +147,20 @@ class ToLearn:
         return {key: label for label in LABELS for key in self.images(label)}
 
     def snapshot(self, label: str) -> Path:
-        """A folder with copies of the images that are marked now; ``learned`` deletes it and their marks."""
-        copies = self._snapshot(label)
-        shutil.rmtree(copies, ignore_errors=True)
-        copies.mkdir(parents=True)
-        for file in self._files(label):
-            shutil.copyfile(file, copies / file.name)
-        return copies
+        """A folder with copies of the images that are marked now, until ``forget``."""
+        with replacing_folder(self.folder / LEARNING / label) as copies:
+            for file in self._files(label):
+                shutil.copyfile(file, copies / file.name)
+        return self.folder / LEARNING / label
 
     def learned(self, label: str) -> None:
         """Delete the marks that the last snapshot holds, and none that was set since."""
-        for copy in self._snapshot(label).iterdir():
+        for copy in (self.folder / LEARNING / label).iterdir():
             (self.folder / label / copy.name).unlink(missing_ok=True)
-        shutil.rmtree(self._snapshot(label))
 
-    def _snapshot(self, label: str) -> Path:
-        return self.folder / "learning" / label
+    def forget(self) -> None:
+        """Delete all snapshots."""
+        shutil.rmtree(self.folder / LEARNING, ignore_errors=True)
 
     def _files(self, label: str, key: str = "*") -> Iterator[Path]:
         return (self.folder / label).glob(f"{key}-*")

@@ -44,12 +44,12 @@ def serve(model: Path, images: Path | None, port: int, device: str, project: Pro
     from mpfm_kedro.inspection.inspector import Inspector
 
     folder = ImageFolder(images) if images else None
+    _end_on_signals()
     with listening(port) as own, TemporaryDirectory(prefix="mpfm_kedro-app-") as files:
         session = Session(Inspector.load(model, device), Path(files))
         state = AppState(session, device, folder, project, Job())
         click.echo(f"Open http://{ADDRESS}:{own.getsockname()[1]} (Ctrl-C ends it)")
         config = uvicorn.Config(create_app(state), log_level="warning", lifespan="on", timeout_graceful_shutdown=3)
-        _end_on_signals()
         uvicorn.Server(config).run(sockets=[own])
 
 

@@ -16,7 +16,7 @@ NAMED_BY = "items_named_by"  # column of samples that have such a table
 logger = logging.getLogger(__name__)
 MIN_SHARE = 0.5  # of the paths that a pattern must match
 EXAMPLES = 3
-MAX_SET = 0.5  # of the images, that may be near copies of each other
+MAX_SET = 0.5  # of the images of a category, that may be near copies of each other
 
 
 def match_items(paths: pd.Series, pattern: str) -> pd.Series:
@@ -74,22 +74,29 @@ def join_images(samples: pd.DataFrame, pattern: str, by_item: bool) -> pd.DataFr
     """The samples with their final item: items that share an image are one.
 
     Where items matter (``by_item``) and neither a pattern nor a table names them, near copies are one, too, unless most
-    images are alike: then the hashes only show what all parts have in common.
+    images of a category are alike: then the hashes only show what all parts have in common.
     """
     named_by = "ingestion.item_pattern" if pattern != AUTO else TABLE if NAMED_BY in samples else ""
-    near = near_copies(samples) if by_item and not named_by else samples["sample_id"]
-    alike = near.value_counts().iloc[0] > MAX_SET * len(samples)
-    named = samples.assign(item=joined_items(samples, *([] if alike else [near])))
+    near, alike = samples["sample_id"], []
+    if by_item and not named_by:
+        near = near_copies(samples)
+        sets = near.groupby(samples["category"])
+        alike = [name for name, own in sets if own.value_counts().iloc[0] > max(1, MAX_SET * len(own))]
+        near = near.mask(samples["category"].isin(alike), samples["sample_id"])
+    named = samples.assign(item=joined_items(samples, near))
     if by_item:
         n_items = (named["category"] + "|" + named["item"]).nunique()
         logger.info("%d items in %d images: %s", n_items, len(named), _origin(named_by, alike))
     return named
 
 
-def _origin(named_by: str, alike: bool) -> str:
+def _origin(named_by: str, alike: list[str]) -> str:
     """Where items come from, and how to change it."""
     if named_by:
         return f"named by {named_by}"
-    near = "most images are alike, so only equal ones are one item" if alike else "only near copies are one item"
+    near = "only near copies are one item"
+    if alike:
+        of = f" of {', '.join(alike)}" if any(alike) else ""
+        near = f"most images{of} are alike, so only equal ones are one item{of and ' there'}"
     hint = f"name it by ingestion.item_pattern or {TABLE}; '(.*)' makes each image an item"
     return f"{near}. If others show one part, {hint}"

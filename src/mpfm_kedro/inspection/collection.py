@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 COLUMNS = ["file", "label", "content_hash", "origin", "added"]
 CLASS = "learned"  # defect class of anomalies in the collection
 LABELS = {"normal": 0, "anomaly": 1}
+LEARNING = "learning"  # folder of images that were marked in the app, while they are learned
+MARKED = re.compile(rf"/to_learn/{LEARNING}/[a-z]+/[0-9a-f]{{24}}-([^/]+)$")
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,8 @@ class Collection:
     def add(self, files: Sequence[Path], label: str, samples: pd.DataFrame) -> Collection:
         """With more readable images, anomaly or normal; those known under the same label are skipped.
 
-        An image that the samples of the model or the collection know under the other label is refused.
+        An image that the samples of the model or the collection know under the other label is refused. The origin of
+        one that was marked in the app is its name there.
         """
         number, other = LABELS[label], next(name for name in LABELS if name != label)
         both = pd.concat([samples[["content_hash", "label"]], self.table[["content_hash", "label"]]])
@@ -43,15 +47,17 @@ class Collection:
         for file in files:
             content = file.read_bytes()
             digest = hashlib.sha256(content).hexdigest()
+            marked = MARKED.search(file.as_posix())
+            origin = marked[1] if marked else str(file)
             if known.get(digest, number) != number:
-                raise InputError(f"{file} is already known, as {other}; it cannot be learned as {label}, too")
+                raise InputError(f"{origin} is already known, as {other}; it cannot be learned as {label}, too")
             if digest in known:
-                logger.warning("%s is already known as %s", file, label)
+                logger.warning("%s is already known as %s", origin, label)
                 continue
             known[digest] = number
             name = f"{digest[:20]}{file.suffix.lower()}"
             new[name] = content
-            rows.append((name, number, digest, str(file), now))
+            rows.append((name, number, digest, origin, now))
         if not rows:
             raise InputError(f"Nothing to learn: all {len(files)} images are already known as {label}")
         table = pd.DataFrame(self.table.to_dict("records") + [dict(zip(COLUMNS, row, strict=True)) for row in rows])

@@ -35,7 +35,9 @@ def find_mistakes(
     held_out, limits = score_held_out(fit, device)
     threshold = choose_threshold(held_out.item_scores, rate, confidence)
     rows = fit.samples.set_index("sample_id").loc[scores["sample"]]
-    table = scores[["sample", "label", "score"]].assign(defect_class=rows["defect_class"].to_numpy())
+    table = scores[["sample", "label", "score"]].assign(
+        defect_class=rows["defect_class"].to_numpy(), item=rows["item"].to_numpy()
+    )
     table["decision"] = decide(table["score"], threshold)
     chosen = _worst(table)
     detector = load(fit.fits, device)
@@ -46,7 +48,7 @@ def find_mistakes(
     images = [to_jpeg(overlay(fit.images.read(*file), heat), SIDE) for file, heat in zip(files, heat_maps, strict=True)]
     named = {name: fit.run[name] for name in ("run", "known_class", "n_anomalies")}
     chosen = chosen.assign(image=images, likeness=_likeness(chosen["sample"].tolist(), fit, detector), **named)
-    return chosen[COLUMNS], named | _operating_point(table, threshold.rate_guaranteed)
+    return chosen[COLUMNS], named | operating_point(table, threshold.rate_guaranteed)
 
 
 def _likeness(sample_ids: list[str], fit: ProductionFit, detector: MPFMDetector) -> np.ndarray:
@@ -64,9 +66,10 @@ def _worst(table: pd.DataFrame) -> pd.DataFrame:
     return found.sort_values(["kind", "defect_class"], kind="stable", ignore_index=True)
 
 
-def _operating_point(table: pd.DataFrame, guaranteed: float) -> dict[str, float]:
-    """The effect of the threshold on the test images; undefined values are NaN."""
-    defective, anomaly = table["decision"] == DEFECTIVE, table["label"] == 1
+def operating_point(table: pd.DataFrame, guaranteed: float) -> dict[str, float]:
+    """The effect of the threshold on the test items, each with all of its images; undefined values are NaN."""
+    items = (table["decision"] == DEFECTIVE).groupby([table["label"], table["item"]]).any()
+    defective, anomaly = items.to_numpy(), items.index.get_level_values("label") == 1
     hits = float((defective & anomaly).sum())
     return {
         "guaranteed": guaranteed,

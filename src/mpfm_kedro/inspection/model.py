@@ -27,7 +27,7 @@ import pandas as pd
 from mpfm_kedro.atomic import first_line, readable_folder, replacing_folder
 from mpfm_kedro.detectors.mpfm.specification import stage_name
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.inspection.thresholds import Threshold, choose_threshold, item_scores
+from mpfm_kedro.inspection.thresholds import Threshold, choose_threshold, describe_guarantee, item_scores
 from mpfm_kedro.protocol.memory import read_artefact, write_artefact
 
 if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
@@ -74,6 +74,26 @@ class HeldOutScores:
         alike = item_scores(self.normals["likeness"], self.normals["item"].to_numpy())
         found = choose_threshold(self.item_scores, rate, confidence)
         return replace(found, alike=choose_threshold(alike, rate, confidence).defective)
+
+    def describe(self, threshold: Threshold) -> str:
+        """The guarantee and the misses of a threshold, in sentences for people."""
+        known = self.anomalies
+        scores = item_scores(known["score"], known["item"].to_numpy()) if len(known) else ()
+        return describe_guarantee(threshold, scores, len(known))
+
+    def describe_parts(self, parts: Mapping[str, float]) -> dict[str, str]:
+        """How rare S_g, S_a, S_r and S_n of an image are among the held-out normals, as far as these can tell."""
+        found, n = {}, len(self.normals)
+        for name, value in parts.items():
+            sign, level = (-1, "low") if name == "n" else (1, "high")  # S_n is a normality
+            number = int((sign * self.normals[f"score_{name}"] >= sign * value).sum())
+            if number == 0:
+                found[name] = f"{level}er than any of {n:,} good images"
+            elif number > n / 2:
+                found[name] = f"most good images score so {level}"
+            else:
+                found[name] = f"about 1 in {n / number:,.0f} good images scores so {level}"
+        return found
 
 
 @dataclass(frozen=True)
@@ -132,7 +152,7 @@ def write_card(card: Mapping[str, Any], folder: Path) -> None:
 def read_card(folder: Path) -> dict[str, Any]:
     """The card of a model, of the version of the format that this code knows."""
     file = readable_folder(folder) / CARD
-    if not file.is_file():
+    if not os.path.isfile(file):  # noqa: PTH113, Path.is_file raises where a name is too long
         raise InputError(f"No model in {folder}: {CARD} is missing; {FIT_HINT}")
     try:
         card = dict(json.loads(file.read_text(encoding="utf-8")))

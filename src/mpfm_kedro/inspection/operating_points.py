@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pandas as pd
 
 from mpfm_kedro.inspection.model import HeldOutScores
-from mpfm_kedro.inspection.thresholds import choose_threshold, miss_rate, percent
+from mpfm_kedro.inspection.thresholds import choose_threshold, item_scores, miss_rate, percent
 
 RATES = (0.01, 0.02, 0.05, 0.1)
 ALL = ""  # classes
@@ -14,16 +14,20 @@ MOST_UNUSUAL = 3  # normals that are named
 
 
 def count_misses(held_out: HeldOutScores, rate: float, confidence: float) -> pd.DataFrame:
-    """One row per false-alarm rate and class of defects, first all classes together; empty without known defects."""
+    """One row per false-alarm rate and class of defects, first all classes together; empty without known defects.
+
+    Images of one item are one defect, whose score is the largest.
+    """
     known = held_out.anomalies
     classes = {ALL: known, **dict(list(known.groupby("defect_class")))} if len(known) else {}
     rows = []
     for wanted in sorted({rate, *RATES}):
         threshold = choose_threshold(held_out.item_scores, wanted, confidence)
         for name, defects in classes.items():
-            missed = asdict(miss_rate(defects["score"], threshold.defective, confidence))
+            scores = item_scores(defects["score"], defects["item"].to_numpy())
+            missed = asdict(miss_rate(scores, threshold.defective, confidence))
             stated = {"false_alarms": wanted, "guaranteed": threshold.rate_guaranteed, "defect_class": name}
-            rows.append(stated | {"missed": missed.pop("rate")} | missed)
+            rows.append(stated | {"missed": missed.pop("rate"), "n_images": len(defects)} | missed)
     return pd.DataFrame(rows)
 
 

@@ -21,9 +21,9 @@ from mpfm_kedro.inspection.heat_maps import find_limits, to_jpeg
 from mpfm_kedro.inspection.likeness import likeness
 from mpfm_kedro.inspection.model import FORMAT, Gallery, HeldOutScores, Model
 from mpfm_kedro.inspection.operating_points import advise, count_misses, name_unusual_normals
-from mpfm_kedro.inspection.thresholds import describe_guarantee
 from mpfm_kedro.progress import progress
 from mpfm_kedro.protocol.data import select, training_data
+from mpfm_kedro.protocol.description import describe_weights
 from mpfm_kedro.provenance import code_revision, library_versions
 from mpfm_kedro.sources import SOURCES
 from mpfm_kedro.sources.samples import sample_size
@@ -72,7 +72,7 @@ def make_model(
     gallery = make_gallery(fit, detector)
     calibration = add_likeness(calibration, gallery, fit, detector)
     card = describe_model(fit, evaluation, learned) | {"heat_map": {"low": low, "high": high}}
-    card["score_weights"] = describe_weights(detector, card["parameters"]["calibration"]["scores"])
+    card["score_weights"] = describe_weights(fit.fits["calibration"])
     card |= describe_threshold(calibration, false_alarm_rate, confidence)
     weights = [dict(each) for each in fit.weights]
     return Model(card, keep_final(fit.fits), weights, calibration, gallery)
@@ -112,7 +112,7 @@ def describe_threshold(held_out: HeldOutScores, false_alarm_rate: float, confide
     return {
         "threshold": asdict(threshold),
         "misses": misses.to_dict("records"),
-        "guarantee": describe_guarantee(threshold, held_out.anomalies["score"]),
+        "guarantee": held_out.describe(threshold),
         "advice": advise(misses, false_alarm_rate),
         "to_check": name_unusual_normals(held_out),
     }
@@ -148,18 +148,6 @@ def describe_model(fit: ProductionFit, evaluation: dict[str, Any], learned: list
         "evaluation": evaluation,
         "learned": learned,
     }
-
-
-def describe_weights(detector: MPFMDetector, added: list[str]) -> list[dict[str, Any]]:
-    """What each of the scores that are added counts, in each mode of each backbone."""
-    rows = []
-    for number, weights_of_modes in enumerate(detector.part_weights):
-        for mode, weights in enumerate(weights_of_modes.T.tolist()):
-            counts = dict(zip(PART_COLUMNS, weights, strict=True))
-            rows.append(
-                {"backbone": number, "mode": mode} | {f"score_{name}": counts[f"score_{name}"] for name in added}
-            )
-    return rows
 
 
 def make_gallery(fit: ProductionFit, detector: MPFMDetector) -> Gallery:

@@ -93,7 +93,7 @@ def least_rate(n_normals: int, confidence: float) -> float:
 
 def item_scores(scores: ArrayLike, items: ArrayLike) -> Floats:
     """The largest score of each item (n_items,): an item is called defective if any of its images (n,) is."""
-    values = _finite(scores, "scores of normals")
+    values = _finite(scores, "scores of items")
     return np.asarray(pd.Series(values).groupby(np.asarray(items)).max(), dtype=np.float64)
 
 
@@ -127,8 +127,11 @@ def miss_rate(anomaly_scores: ArrayLike, threshold: float, confidence: float) ->
     return MissRate(missed / n, float(low), float(high), float(confidence), missed, n)
 
 
-def describe_guarantee(threshold: Threshold, anomaly_scores: ArrayLike = ()) -> str:
-    """The guaranteed false-alarm rate and the misses among known anomalies' scores, in sentences for people."""
+def describe_guarantee(threshold: Threshold, anomaly_scores: ArrayLike = (), n_images: int = 0) -> str:
+    """The guaranteed false-alarm rate and the misses among known anomalies' scores, in sentences for people.
+
+    These are scores of items; ``n_images`` show them.
+    """
     sentences = []
     if not threshold.is_achievable:
         needed = least_normals(threshold.rate, threshold.confidence)
@@ -143,8 +146,9 @@ def describe_guarantee(threshold: Threshold, anomaly_scores: ArrayLike = ()) -> 
     )
     if np.size(anomaly_scores):
         missed = miss_rate(anomaly_scores, threshold.defective, threshold.confidence)
+        known = f"defective items ({n_images:,} images)" if n_images > missed.n_anomalies else "defects"
         sentences.append(
-            f"{missed.n_missed:,} of {missed.n_anomalies:,} known defects are missed: {percent(missed.rate)}, "
+            f"{missed.n_missed:,} of {missed.n_anomalies:,} known {known} are missed: {percent(missed.rate)}, "
             f"{percent(missed.confidence, 6)} interval {percent(missed.low)} to {percent(missed.high)}."
         )
     return " ".join(sentences)

@@ -16,6 +16,7 @@ from mpfm_kedro.protocol.description import (
     sample_features,
     tabulate_history,
     tabulate_modes,
+    tabulate_weights,
     trials_of_mpfm,
     typical_normals,
 )
@@ -23,6 +24,7 @@ from mpfm_kedro.protocol.methods import describe_methods, from_json
 from mpfm_kedro.protocol.trials import Trial, Trials
 from mpfm_kedro.provenance import code_revision
 from mpfm_kedro.reports.figures import draw_side_by_side, list_panels, tabulate_curves, tabulate_roc_curves, to_strip
+from mpfm_kedro.reports.model import name_uncounted
 from mpfm_kedro.reports.setting import write_report, write_summary
 from mpfm_kedro.sources.repeats import unreadable
 
@@ -91,10 +93,11 @@ def draw_figures(
 
 
 def write_setting(
-    scores: pd.DataFrame, evaluation: dict[str, pd.DataFrame], description: dict[str, pd.DataFrame]
+    scores: pd.DataFrame, evaluation: dict[str, pd.DataFrame], description: dict[str, pd.DataFrame], models: Trials
 ) -> tuple[str, str]:
     """The page of a setting, and its summary for the terminal."""
-    return write_report(scores, evaluation, description), write_summary(evaluation)
+    uncounted = name_uncounted(tabulate_weights(models), least=0.5)
+    return write_report(scores, evaluation, description, uncounted), write_summary(evaluation, uncounted)
 
 
 def list_methods(runs: pd.DataFrame, training: TrainingParameters, comparison: ComparisonParameters) -> pd.DataFrame:

@@ -53,7 +53,7 @@ def create_setting(setting: str) -> Pipeline:
         new(evaluate, [*scored, "runs", "samples"], ["evaluation", "metrics"], name="evaluate"),
         new(reporting.describe_models, described, "description", name="describe_models"),
         new(reporting.draw_figures, shown, ["figures", "curves"], name="draw_figures"),
-        new(reporting.write_setting, shown, ["report", "summary_text"], name="write_report"),
+        new(reporting.write_setting, [*shown, "models"], ["report", "summary_text"], name="write_report"),
     ]
     return _compose(nodes)
 

@@ -1,13 +1,18 @@
 """What the fits of MPFM tell about themselves: modes tried, training curves, groups of normals, sampled features."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from mpfm_kedro.backbones.features import Features
-from mpfm_kedro.evaluation.columns import ours
+from mpfm_kedro.evaluation.columns import PART_COLUMNS, ours
 from mpfm_kedro.protocol.trials import Trial, Trials
+
+if TYPE_CHECKING:
+    from mpfm_kedro.detectors.base import Artefact
 
 
 def trials_of_mpfm(models: Trials) -> list[Trial]:
@@ -26,6 +31,25 @@ def tabulate_history(models: Trials) -> pd.DataFrame:
     """The seven terms of the objective along training: one row per run and epoch."""
     rows = [{"run": run} | row for run, fit in _details(models, "training") for row in fit["history"]]
     return pd.DataFrame(rows, columns=None if rows else ["run", "epoch"])
+
+
+def tabulate_weights(models: Trials) -> pd.DataFrame:
+    """What each score counts in each mode of each run that knows anomalies."""
+    known = [trial for trial in trials_of_mpfm(models) if trial.run["known_anomalies"]]
+    stored = (models.memory.load(trial.fits["calibration"]) for trial in known)
+    return pd.DataFrame([row for fit in stored for row in describe_weights(fit)])
+
+
+def describe_weights(calibration: Artefact) -> list[dict[str, Any]]:
+    """What each of the scores that are added counts, in each mode of each backbone."""
+    from mpfm_kedro.detectors.mpfm.detector import load_calibrations  # with torch, which is slow to import
+
+    rows, added = [], [f"score_{name}" for name in calibration.details["parameters"]["scores"]]
+    for number, fitted in enumerate(load_calibrations(calibration)):
+        for mode, weights in enumerate(fitted.part_weights.T.tolist()):
+            counts = dict(zip(PART_COLUMNS, weights, strict=True))
+            rows.append({"backbone": number, "mode": mode} | {name: counts[name] for name in added})
+    return rows
 
 
 def typical_normals(models: Trials, most: int) -> list[tuple[int, list[str]]]:

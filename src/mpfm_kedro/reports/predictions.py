@@ -21,9 +21,9 @@ from mpfm_kedro.atomic import replacing
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.batches import compare_batch
 from mpfm_kedro.inspection.model import Model
-from mpfm_kedro.inspection.thresholds import Threshold, describe_guarantee
+from mpfm_kedro.inspection.thresholds import Threshold
 from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
-from mpfm_kedro.reports.pages import embed_figure, render
+from mpfm_kedro.reports.pages import SCORES, embed_figure, render
 
 MOST = {"defective": 150, "uncertain": 100, "good": 50, "error": 50}  # images of each decision in the page
 BINS = 60
@@ -87,6 +87,8 @@ def write_page(
     for row in shown.to_dict("records"):
         overlay = overlay_path(folder / OVERLAYS, model.card, row["path"])
         row["overlay"] = overlay.relative_to(folder).as_posix() if overlay.is_file() else ""
+        parts = {part: row[f"score_{part}"] for part in SCORES if row["decision"] != "error"}
+        row["rarity"] = model.calibration.describe_parts(parts)
         images.append(_describe_image(row, logged.get(row["path"], {}), pictures, common))
     normals = model.calibration.item_scores
     threshold = model.calibration.threshold(parameters.false_alarm_rate, parameters.confidence)
@@ -94,7 +96,7 @@ def write_page(
     return render(
         "predictions.html",
         title="Predictions",
-        guarantee=describe_guarantee(threshold, model.calibration.anomalies["score"]),
+        guarantee=model.calibration.describe(threshold),
         histogram=draw_histogram(normals, scores, threshold),
         thresholds=threshold,
         images=images,

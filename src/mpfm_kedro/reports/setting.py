@@ -11,23 +11,29 @@ from mpfm_kedro.reports.tables import MEASURE_TITLES, RECALL_TITLES
 FEW = 25  # tested images of a kind, below which the uncertainty of an AUC is said
 
 
-def write_summary(evaluation: dict[str, pd.DataFrame]) -> str:
-    """The summary as text tables and how to read it; where test images repeat others, also the one without them."""
+def write_summary(evaluation: dict[str, pd.DataFrame], uncounted: str = "") -> str:
+    """The summary as text tables and how to read it; where test images repeat others, also the one without them.
+
+    ``uncounted`` says which scores count nothing.
+    """
     repeats = evaluation["without_repeats"]
     return render(
         "summary.txt",
         table=_shown(evaluation["summary"]),
         tested_classes=_by_tested_class(evaluation["tested_classes"], means=True),
-        sentences=conclusions(evaluation),
+        sentences=[*conclusions(evaluation), *filter(None, [uncounted])],
         without_repeats=repeats,
         table_without_repeats=_shown(repeats),
     ).rstrip()
 
 
 def write_report(
-    scores: pd.DataFrame, evaluation: dict[str, pd.DataFrame], description: dict[str, pd.DataFrame]
+    scores: pd.DataFrame,
+    evaluation: dict[str, pd.DataFrame],
+    description: dict[str, pd.DataFrame],
+    uncounted: str = "",
 ) -> str:
-    """One self-contained HTML page: numbers, mistakes as images, figures."""
+    """One self-contained HTML page: numbers, mistakes as images, figures; ``uncounted`` as in the summary."""
     summary, run_metrics, repeats = (evaluation[name] for name in ("summary", "run_metrics", "without_repeats"))
     one = ["dataset"] if summary["category"].nunique() == 1 else []  # the title has it
     dataset, setting = run_metrics[["dataset", "setting"]].iloc[0]
@@ -35,7 +41,7 @@ def write_report(
     return render(
         "setting.html",
         title=f"MPFM on {dataset}, {setting} setting",
-        sentences=conclusions(evaluation),
+        sentences=[*conclusions(evaluation), *filter(None, [uncounted])],
         table=_shown(summary).drop(columns=one),
         tested_classes=_by_tested_class(evaluation["tested_classes"]),
         without_repeats=repeats,

@@ -7,7 +7,7 @@ from sklearn.metrics import roc_auc_score
 
 from mpfm_kedro.detectors.mpfm.calibration import Evidence, SoftCalibration
 from mpfm_kedro.detectors.mpfm.closed_form import HeldOut
-from mpfm_kedro.detectors.mpfm.detector import load, load_fold_models
+from mpfm_kedro.detectors.mpfm.detector import load, load_calibrations, load_fold_models
 from mpfm_kedro.detectors.mpfm.rounds import Rounds
 from mpfm_kedro.detectors.mpfm.stages import anomaly_evidence, normal_evidence
 from mpfm_kedro.parameters import RepairParameters
@@ -118,7 +118,8 @@ def test_images_of_one_item_count_as_one_anomaly(make_problem):
     weight = anomaly_evidence(data, problem.models, rounds).weight
     assert sorted(weight.tolist()) == pytest.approx([1 / 6] * 6 + [1 / 2] * 2)
     one_item = replace(data, items=np.append(items[:-4], [-1] * 4))
-    weights = [load(fit(specify(), known), CPU).part_weights[0] for known in (one_item, make_data(n_known=1)[0])]
+    fits = [fit(specify(), known) for known in (one_item, make_data(n_known=1)[0])]
+    weights = [load_calibrations(own["calibration"])[0].part_weights for own in fits]
     shares = [weight[1:3, 0] / weight.sum() for weight in weights]
     torch.testing.assert_close(*shares)  # the prior of one known anomaly, of which nothing could be left out
 

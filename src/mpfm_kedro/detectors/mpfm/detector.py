@@ -172,12 +172,6 @@ class MPFMDetector(Detector):
         assert isinstance(branch, MPFM)
         return branch
 
-    @property
-    def part_weights(self) -> list[Tensor]:
-        """What S_g, S_a, S_r and S_n count in each mode of each backbone, (4, J)."""
-        calibrations = (branch.calibration for branch in self.branches)
-        return [calibration.part_weights for calibration in calibrations if isinstance(calibration, PlainSum)]
-
     def forward(self, features: Sequence[tuple[Tensor, Tensor]]) -> MPFMOutput:
         """Pooled statistics and maps of each backbone → scores and map; parts, mode and group are of the first.
 
@@ -231,12 +225,15 @@ def load(fits: Mapping[str, Artefact], device: torch.device, number: int = FINAL
 
     Without the stage of training it has learned from no anomaly.
     """
-    stored, branches = fits["calibration"], []
-    for backbone in range(stored.details["n_backbones"]):
-        tensors = stored.part(f"{backbone}.{number % stored.details['n_rounds']}")
-        calibration = SoftCalibration(**tensors) if "knot" in tensors else PlainSum(**tensors)
-        branches.append(MPFM.restore(fits, backbone, number, calibration))
+    calibrations = load_calibrations(fits["calibration"], number)
+    branches = [MPFM.restore(fits, backbone, number, own) for backbone, own in enumerate(calibrations)]
     return MPFMDetector(branches).eval().requires_grad_(False).to(device)
+
+
+def load_calibrations(stored: Artefact, number: int = FINAL) -> list[PlainSum]:
+    """The calibration of each backbone."""
+    names = [f"{backbone}.{number % stored.details['n_rounds']}" for backbone in range(stored.details["n_backbones"])]
+    return [SoftCalibration(**own) if "knot" in own else PlainSum(**own) for own in map(stored.part, names)]
 
 
 def load_fold_models(

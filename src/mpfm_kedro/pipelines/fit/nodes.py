@@ -11,13 +11,13 @@ import pandas as pd
 from mpfm_kedro.backbones.features import BackboneWeights, Features
 from mpfm_kedro.compute import torch_device
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.evaluation.columns import PART_COLUMNS
 from mpfm_kedro.images.items import join_images
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.inspection.collection import Collection
 from mpfm_kedro.inspection.model import Model, describe_origin
 from mpfm_kedro.parameters import AUTO, IngestionParameters, InspectionParameters
 from mpfm_kedro.protocol.trials import Trials
+from mpfm_kedro.reports.model import name_uncounted
 from mpfm_kedro.sources import splits_by_item
 from mpfm_kedro.sources.repeats import LEAK
 
@@ -74,9 +74,7 @@ def keep_model(model: Model) -> Model:
 def summarise_model(model: Model) -> str:
     """What was made, for the terminal."""
     card = model.card
-    weights = pd.DataFrame(card["score_weights"]).filter(PART_COLUMNS)
-    harmful = ", ".join(weights.columns[(weights == 0).all()]) if card["data"]["anomalies"] else ""
-    counted = f"{harmful} counts nothing: it does not tell the held-out known defects from normals." if harmful else ""
+    counted = name_uncounted(pd.DataFrame(card["score_weights"])) if card["data"]["anomalies"] else ""
     return (
         f"Made: {describe_origin(card)}.\n"
         f"{' '.join(filter(None, [card['guarantee'], card['advice'], counted]))}\n"
