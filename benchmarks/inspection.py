@@ -33,8 +33,7 @@ from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.inspection.export import ExportedModel, open_network, run_network, write_network
 from mpfm_kedro.inspection.inspector import Inspector
 from mpfm_kedro.inspection.model import FORMAT, Gallery, HeldOutScores, Model
-from mpfm_kedro.inspection.prediction_log import PredictionLog
-from mpfm_kedro.inspection.predictions import predict_files
+from mpfm_kedro.inspection.predictions import PredictionLog, predict_files
 from mpfm_kedro.inspection.thresholds import choose_threshold
 from mpfm_kedro.parameters import FeatureParameters
 from mpfm_kedro.sources import elpv

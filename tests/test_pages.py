@@ -13,8 +13,7 @@ from PIL import Image, ImageDraw
 from mpfm_kedro.app.server import AppState
 from mpfm_kedro.inspection.finding import find_images
 from mpfm_kedro.inspection.inspector import Inspector
-from mpfm_kedro.inspection.prediction_log import PredictionLog
-from mpfm_kedro.inspection.predictions import predict_files
+from mpfm_kedro.inspection.predictions import PredictionLog, predict_files
 from mpfm_kedro.reports.predictions import write_page
 from production_models import INGESTION, INSPECTION
 from serving import make_state, serving

@@ -16,8 +16,7 @@ from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.proportions import cut_padding, pad_to_square
 from mpfm_kedro.inspection.inspector import Inspector
-from mpfm_kedro.inspection.prediction_log import PredictionLog
-from mpfm_kedro.inspection.predictions import predict_files
+from mpfm_kedro.inspection.predictions import PredictionLog, predict_files
 from mpfm_kedro.inspection.preparation import read_image
 from mpfm_kedro.inspection.thresholds import DEFECTIVE, GOOD, UNCERTAIN
 from mpfm_kedro.protocol.data import select

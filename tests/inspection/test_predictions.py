@@ -9,8 +9,7 @@ import pytest
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.finding import find_images
 from mpfm_kedro.inspection.inspector import Inspector
-from mpfm_kedro.inspection.prediction_log import PredictionLog
-from mpfm_kedro.inspection.predictions import COLUMNS, ERROR, overlay_path, predict_files
+from mpfm_kedro.inspection.predictions import COLUMNS, ERROR, PredictionLog, overlay_path, predict_files
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,7 @@ from PIL import Image
 
 from mpfm_kedro.inspection.finding import find_images
 from mpfm_kedro.inspection.inspector import Inspector
-from mpfm_kedro.inspection.prediction_log import PredictionLog
-from mpfm_kedro.inspection.predictions import COLUMNS, predict_files
+from mpfm_kedro.inspection.predictions import COLUMNS, PredictionLog, predict_files
 from mpfm_kedro.inspection.thresholds import decide
 from mpfm_kedro.reports.predictions import MOST, write_page
 from production_models import INGESTION, INSPECTION

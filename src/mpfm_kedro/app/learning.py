@@ -1,7 +1,5 @@
 """Learning from the page: the commands of the project, run one at a time, with their output for people to see."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -12,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, Thread
+from typing import Self
 
 from mpfm_kedro.configuration import project_loader, project_root
 from mpfm_kedro.errors import InputError
@@ -35,7 +34,7 @@ class Project:
     to_learn: Path  # the folder of marked images
 
     @classmethod
-    def of(cls, params: str, parsed: dict[str, object], env: str | None) -> Project:
+    def of(cls, params: str, parsed: dict[str, object], env: str | None) -> Self:
         """The project around the current folder; ``parsed`` are the parsed ``params``."""
         loader, root = project_loader(env, **parsed), project_root()
         parameters, catalog = loader["parameters"], loader["catalog"]

@@ -4,8 +4,6 @@ Images of eight bits are taken as they are. Deeper ones (integers of more bits, 
 of values, the same for all images of a dataset. Colour profiles are not applied.
 """
 
-from __future__ import annotations
-
 import io
 import stat
 import sys

@@ -1,7 +1,5 @@
 """Values of the positions of images, as a picture: on a finer grid, and smoothed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Images of any proportions in a square: padded at both ends of the shorter side, and heat maps without the padding."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image

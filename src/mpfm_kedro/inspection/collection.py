@@ -1,7 +1,5 @@
 """The collection: images that a production model was taught after its dataset, such as a missed defect."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import re
@@ -33,7 +31,7 @@ class Collection:
     table: pd.DataFrame  # file, label (0 normal, 1 anomaly), content_hash, origin (the name it had), added (when)
     new: Mapping[str, bytes] = field(default_factory=dict)  # content of files that are not in the folder yet, by name
 
-    def add(self, files: Sequence[Path], label: str, samples: pd.DataFrame) -> Collection:
+    def add(self, files: Sequence[Path], label: str, samples: pd.DataFrame) -> "Collection":
         """With more readable images, anomaly or normal; those known under the same label are skipped.
 
         An image that the samples of the model or the collection know under the other label is refused. The origin of
@@ -63,7 +61,7 @@ class Collection:
         table = pd.DataFrame(self.table.to_dict("records") + [dict(zip(COLUMNS, row, strict=True)) for row in rows])
         return Collection(self.folder, table[COLUMNS], {**self.new, **new})
 
-    def with_rows(self, rows: Sequence[Mapping[str, object]]) -> Collection:
+    def with_rows(self, rows: Sequence[Mapping[str, object]]) -> "Collection":
         """The same folder with the images that an earlier model had learned; other files stay and are not used."""
         return Collection(self.folder, pd.DataFrame(rows, columns=COLUMNS))
 

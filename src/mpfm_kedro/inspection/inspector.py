@@ -7,14 +7,13 @@
 Kedro is not needed.
 """
 
-from __future__ import annotations
-
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -87,6 +86,13 @@ class Inspector:
             for spec, weights in zip(self._specs, model.backbones, strict=True)
         ]
         self._detector = load(model.detector, self.device)
+        self.prepare = partial(  # an image as the backbones read it; not a method: other processes need no model for it
+            prepare,
+            sizes=[spec["image_size"] for spec in self._specs],
+            pixel_range=self.card["pixel_range"],
+            max_megapixels=max_megapixels,
+            keep_proportions=self.card["keep_proportions"],
+        )
         known = model.gallery.is_known
         self._members = np.flatnonzero(~known), np.flatnonzero(known)
         self._gallery = [torch.from_numpy(model.gallery.z[members]) for members in self._members]
@@ -95,7 +101,7 @@ class Inspector:
         self.threshold = self.threshold_for(self.card["threshold"]["rate"], self.card["threshold"]["confidence"])
 
     @classmethod
-    def load(cls, folder: str | Path, device: str = "auto", max_megapixels: float = MAX_MEGAPIXELS) -> Inspector:
+    def load(cls, folder: str | Path, device: str = "auto", max_megapixels: float = MAX_MEGAPIXELS) -> Self:
         """The inspector of a model folder, whose files are verified first.
 
         Networks of torch.fx refer to themselves: those of former inspectors are freed here, not dozens later.
@@ -114,15 +120,10 @@ class Inspector:
         return self.model.calibration.threshold(rate, confidence)
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        """S, the side of the image that each backbone reads."""
-        return tuple(spec["image_size"] for spec in self._specs)
-
-    @property
     def batch_size(self) -> int:
         """Images per batch."""
-        pairs = zip(self._backbones, self.sizes, strict=True)
-        return min(backbone.images_per_batch(size, BATCH) for backbone, size in pairs)
+        pairs = zip(self._backbones, self._specs, strict=True)
+        return min(backbone.images_per_batch(spec["image_size"], BATCH) for backbone, spec in pairs)
 
     def predict(self, image: ImageLike, threshold: Threshold | None = None) -> Prediction:
         """The prediction for one image: a path, an array (H, W), (H, W, 3) or a PIL image."""
@@ -134,21 +135,6 @@ class Inspector:
         remaining = iter(images)
         while batch := list(islice(remaining, self.batch_size)):
             yield from self.predict_prepared([self.prepare(image) for image in batch], threshold)
-
-    def prepare(self, image: ImageLike) -> Prepared:
-        """An image as the backbones read it; for one that cannot be used, an error that says why."""
-        return self.preparation(image)
-
-    @property
-    def preparation(self) -> Callable[[ImageLike], Prepared]:
-        """``prepare`` without the model, for other processes."""
-        return partial(
-            prepare,
-            sizes=self.sizes,
-            pixel_range=self.card["pixel_range"],
-            max_megapixels=self.max_megapixels,
-            keep_proportions=self.card["keep_proportions"],
-        )
 
     def predict_prepared(self, prepared: Sequence[Prepared], threshold: Threshold | None = None) -> list[Prediction]:
         """The predictions for prepared images."""

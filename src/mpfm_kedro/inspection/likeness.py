@@ -9,6 +9,8 @@ where normals look the same.
 import torch
 from torch import Tensor
 
+from mpfm_kedro.detectors.mpfm.tensors import squared_distances
+
 
 def likeness(z: Tensor, normals: Tensor, known: Tensor, excluded: Tensor | None = None) -> Tensor:
     """d_n / (d_n + d_k) of images (m, d), by the distances of the nearest normal (n, d) and known defect (k, d): (m,).
@@ -17,13 +19,8 @@ def likeness(z: Tensor, normals: Tensor, known: Tensor, excluded: Tensor | None 
     """
     if not len(known):
         return z.new_zeros(len(z))
-    to_normals = _distances(z, normals)
+    to_normals = squared_distances(z, normals)
     if excluded is not None:
         to_normals = to_normals.masked_fill(excluded, torch.inf)
-    to_normal, to_known = to_normals.amin(1), _distances(z, known).amin(1)
+    to_normal, to_known = to_normals.amin(1).sqrt(), squared_distances(z, known).amin(1).sqrt()
     return to_normal / (to_normal + to_known).clamp_min(1e-9)
-
-
-def _distances(a: Tensor, b: Tensor) -> Tensor:
-    """(m, d), (n, d) → (m, n)."""
-    return (a.square().sum(1)[:, None] - 2 * a @ b.T + b.square().sum(1)).clamp_min(0).sqrt()

@@ -1,7 +1,5 @@
 """Mistakes of a setting: the anomalies that were missed and the false alarms, with the effect of a threshold."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,38 +5,81 @@ changed is predicted again. While the backbone reads some images, a second threa
 """
 
 import hashlib
+import json
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pandas as pd
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from mpfm_kedro.atomic import replacing
+from mpfm_kedro.atomic import explain, replacing
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.errors import InputError
+from mpfm_kedro.evaluation.columns import PART_COLUMNS
 from mpfm_kedro.inspection.finding import escape_undecodable
 from mpfm_kedro.inspection.heat_maps import to_jpeg
 from mpfm_kedro.inspection.inspector import Inspector, Prediction
 from mpfm_kedro.inspection.model import model_digest
-from mpfm_kedro.inspection.prediction_log import LOGGED, STATE, PredictionLog
 from mpfm_kedro.inspection.preparation import Prepared
 from mpfm_kedro.inspection.thresholds import GOOD, Threshold, decide, p_values
 from mpfm_kedro.progress import progress
 
 logger = logging.getLogger(__name__)
+LOGGED = ["score", "mode", *PART_COLUMNS, "flagged_by", "box", "area", "likeness", "error"]
+STATE = ["size", "modified"]
 COLUMNS = ["path", "score", "p_value", "decision", *LOGGED[1:]]
 ERROR = "error"
 TABLE, OVERLAYS = "predictions.csv", "overlays"  # in the folder of a batch
 OVERLAY_SIDE = 640
+
+
+@dataclass(frozen=True)
+class PredictionLog:
+    """Predictions of one model; a line of JSON for each file, whatever the thresholds are, only ever appended."""
+
+    file: Path
+
+    @classmethod
+    def of(cls, folder: Path, card: dict[str, Any]) -> Self:
+        """The log of a model among those in a folder."""
+        return cls(folder / f"{model_digest(card)}.jsonl")
+
+    def read(self, only: Collection[str], names: Collection[str] = ()) -> dict[str, dict[str, Any]]:
+        """The last line of each of these files, by path; of its values all, or those that are named.
+
+        A line that cannot be parsed, such as one that was cut, does not count.
+        """
+        rows: dict[str, dict[str, Any]] = {}
+        if self.file.is_file():
+            with self.file.open("rb") as lines:
+                for line in lines:
+                    row = _parse(line)
+                    if row is not None and row["path"] in only:
+                        rows[row["path"]] = {name: row.get(name) for name in names} if names else row
+        return rows
+
+    def append(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Add lines, and flush them to the disk."""
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self.file.open("ab+") as log:
+                if log.tell():
+                    log.seek(-1, os.SEEK_END)
+                    log.write(b"" if log.read(1) == b"\n" else b"\n")
+                log.writelines(f"{json.dumps(row)}\n".encode() for row in rows)
+                log.flush()
+                os.fsync(log.fileno())
+        except OSError as error:
+            raise InputError(f"Cannot write {self.file}: {explain(error, self.file.parent)}") from error
 
 
 def predict_files(
@@ -138,7 +181,7 @@ def _predict_batches(
     inspector: Inspector, paths: Sequence[str], drawing: Drawing, workers: int
 ) -> Iterator[list[dict[str, Any]]]:
     """The lines of the log, batch by batch; overlays are drawn."""
-    read = partial(_read_batch, prepare=inspector.preparation)
+    read = partial(_read_batch, prepare=inspector.prepare)
     workers = min(workers, len(paths) // inspector.batch_size)
     options: Any = {"num_workers": workers, "collate_fn": read, "prefetch_factor": 4 if workers else None}
     with ThreadPoolExecutor(1) as second:
@@ -196,3 +239,13 @@ def _state(path: str) -> dict[str, int]:
     except OSError:
         return {"size": -1, "modified": -1}
     return {"size": status.st_size, "modified": status.st_mtime_ns}
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The row of a line; None for one that was cut or damaged."""
+    try:
+        row = json.loads(line)
+        whole = isinstance(row["path"], str) and isinstance(row["error"], str) and {*STATE} <= row.keys()
+        return row if whole and (row["error"] or isinstance(row["score"], float)) else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None

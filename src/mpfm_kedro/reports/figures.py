@@ -4,7 +4,6 @@ A figure is a list of panels. As a file it shows them side by side; on a page ea
 a wide screen has several in a row and a phone one.
 """
 
-import io
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from mpfm_kedro.evaluation.columns import PART_COLUMNS, TRAINED, UNTRAINED, ours
+from mpfm_kedro.inspection.heat_maps import to_jpeg
 
 NORMAL, ANOMALY = "#4878a8", "#c44e52"
 PANEL = ["category", "known_class", "n_anomalies"]
@@ -192,6 +192,4 @@ def to_strip(thumbnails: list[Image.Image]) -> bytes:
         small = image.convert("RGB")
         small.thumbnail((SIDE, SIDE))
         strip.paste(small, (number * SIDE, 0))
-    content = io.BytesIO()
-    strip.save(content, format="jpeg", quality=85)
-    return content.getvalue()
+    return to_jpeg(strip, strip.width)

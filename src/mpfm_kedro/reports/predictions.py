@@ -75,8 +75,8 @@ def write_page(
     ingestion: IngestionParameters,
 ) -> str:
     """The page in a folder, where pictures are written to, and heat maps are."""
-    from mpfm_kedro.inspection.prediction_log import PredictionLog
-    from mpfm_kedro.inspection.predictions import OVERLAYS, overlay_path  # with torch, which is slow to import
+    # with torch, which is slow to import
+    from mpfm_kedro.inspection.predictions import OVERLAYS, PredictionLog, overlay_path
 
     shown = choose(predictions)
     logged = PredictionLog.of(log_folder, model.card).read(set(shown["path"]))

@@ -1,7 +1,5 @@
 """A production model from all images of a dataset and its collection."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -48,8 +48,7 @@ def compare_predictions(
     the old one are there, and those by the new one need no computing later.
     """
     from mpfm_kedro.inspection.inspector import Inspector  # with torch, which is slow to import
-    from mpfm_kedro.inspection.prediction_log import PredictionLog
-    from mpfm_kedro.inspection.predictions import predict_files
+    from mpfm_kedro.inspection.predictions import PredictionLog, predict_files
 
     known = {row["content_hash"] for row in before.card["learned"]}
     taught = collection.table[~collection.table["content_hash"].isin(known)]

@@ -25,8 +25,7 @@ def predict_images(
 ) -> pd.DataFrame:
     """One row per image that the parameter ``images`` names, the highest score first; overlays are in ``folder``."""
     from mpfm_kedro.inspection.inspector import Inspector  # with torch, which is slow to import
-    from mpfm_kedro.inspection.prediction_log import PredictionLog
-    from mpfm_kedro.inspection.predictions import OVERLAYS, TABLE, predict_files
+    from mpfm_kedro.inspection.predictions import OVERLAYS, TABLE, PredictionLog, predict_files
 
     if (folder / TABLE).exists():
         raise InputError(f"Parameter 'batch' = '{folder.name}': there are predictions in {folder}; choose another name")
