@@ -7,6 +7,8 @@
 The file is compared with the inspector over real images. Where a decision would be another one, nothing is written.
 """
 
+from __future__ import annotations
+
 import importlib.util
 import warnings
 from collections.abc import Iterable

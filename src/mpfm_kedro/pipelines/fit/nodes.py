@@ -16,6 +16,7 @@ from mpfm_kedro.inspection.model import Model, describe_origin
 from mpfm_kedro.parameters import AUTO, IngestionParameters, InspectionParameters
 from mpfm_kedro.protocol.trials import Trials
 from mpfm_kedro.reports.model import name_uncounted
+from mpfm_kedro.reports.pages import render
 from mpfm_kedro.sources import splits_by_item
 from mpfm_kedro.sources.repeats import LEAK
 
@@ -72,10 +73,5 @@ def keep_model(model: Model) -> Model:
 def summarise_model(model: Model) -> str:
     """What was made, for the terminal."""
     card = model.card
-    counted = name_uncounted(pd.DataFrame(card["score_weights"])) if card["data"]["anomalies"] else ""
-    return (
-        f"Made: {describe_origin(card)}.\n"
-        f"{' '.join(filter(None, [card['guarantee'], card['advice'], counted]))}\n"
-        f"{card['to_check']}\n"
-        "To use it: kedro run --pipelines=predict --params=images=PATH, with the other parameters of this run"
-    )
+    uncounted = name_uncounted(pd.DataFrame(card["score_weights"])) if card["data"]["anomalies"] else ""
+    return render("fitted.txt", card=card, origin=describe_origin(card), uncounted=uncounted)

@@ -7,10 +7,11 @@ import pandas as pd
 from mpfm_kedro.inspection.collection import LABELS, Collection
 from mpfm_kedro.inspection.finding import find_images
 from mpfm_kedro.inspection.model import Model, model_digest
-from mpfm_kedro.inspection.thresholds import GOOD, decide, percent
+from mpfm_kedro.inspection.thresholds import GOOD, decide
 from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
+from mpfm_kedro.reports.pages import render
 
-SHOWN = 20  # predictions that change, on the terminal
+SHOWN = 20  # taught images and predictions that change, on the terminal
 
 
 def add_images(
@@ -82,45 +83,17 @@ def summarise_learning(
     before: Model, after: Model, compared: pd.DataFrame, run_metrics: pd.DataFrame, restore_commands: dict[str, str]
 ) -> str:
     """What has changed, for the terminal."""
-    auc = run_metrics.drop_duplicates("run").set_index("run")["auc"]  # the first row of a run is MPFM
-    shown = ", ".join("undefined" if pd.isna(auc[run]) else f"{auc[run]:.3f}" for run in ("before", "after"))
-    undo = restore_commands.get(model_digest(before.card), "kedro versions list shows the models")
-    return "\n".join(
-        [
-            f"Guarantee before learning: {before.card['guarantee']}",
-            f"Guarantee after learning: {after.card['guarantee']}",
-            *_describe_taught(compared[compared["taught"] != ""]),
-            *_describe_earlier(compared[compared["taught"] == ""]),
-            f"AUC of the general setting, without and with all learned images: {shown}",
-            f"To undo: {undo}",
-        ]
+    taught, earlier = compared[compared["taught"] != ""], compared[compared["taught"] == ""]
+    return render(
+        "learning.txt",
+        before=before.card,
+        after=after.card,
+        taught=taught.to_dict("records"),
+        stays_good=taught[(taught["taught"] == "anomaly") & (taught["decision_after"] == GOOD)].to_dict("records"),
+        alike=earlier[earlier["like_taught"]],
+        n_earlier=len(earlier),
+        flipped=earlier[earlier["decision_before"] != earlier["decision_after"]].to_dict("records"),
+        most=SHOWN,
+        auc=run_metrics.drop_duplicates("run").set_index("run")["auc"],  # the first row of a run is MPFM
+        undo=restore_commands.get(model_digest(before.card), "kedro versions list shows the models"),
     )
-
-
-def _describe_taught(taught: pd.DataFrame) -> list[str]:
-    """What became of each taught image, and what to do about one that is still wrong."""
-    lines = ["Taught images, by the model before → after (which has seen them; held out: by one that has not):"]
-    for row in taught.head(SHOWN).to_dict("records"):
-        held_out = f" (held out: {row['decision_held_out']})" if row["decision_held_out"] else ""
-        lines.append(f"  {row['decision_before']} → {row['decision_after']}{held_out}  {row['path']}")
-    for row in taught[(taught["taught"] == "anomaly") & (taught["decision_after"] == GOOD)].to_dict("records"):
-        lines.append(
-            f"  {row['path']} stays good: normals look the same to this model, {percent(row['p_value_after'])} of them "
-            "score as high. Teach more such defects, or use a larger image_size, tiles of the images or a higher "
-            "inspection.false_alarm_rate"
-        )
-    return lines
-
-
-def _describe_earlier(earlier: pd.DataFrame) -> list[str]:
-    """Which earlier predictions change."""
-    alike = earlier[earlier["like_taught"]]
-    before, after = ((alike[f"decision_{when}"] == GOOD).sum() for when in ("before", "after"))
-    flipped = earlier[earlier["decision_before"] != earlier["decision_after"]]
-    lines = [
-        f"Other images that look like a taught defect: {len(alike):,}; good before: {before:,}, good now: {after:,}",
-        f"Of {len(earlier):,} earlier predictions, {len(flipped):,} change:",
-    ]
-    columns = ["decision_before", "decision_after", "path"]
-    lines += ["  {} → {}  {}".format(*row) for row in flipped[columns].head(SHOWN).to_numpy()]
-    return lines + [f"  and {len(flipped) - SHOWN:,} more: see compared.csv"] * (len(flipped) > SHOWN)

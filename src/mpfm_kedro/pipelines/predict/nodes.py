@@ -11,6 +11,7 @@ from mpfm_kedro.inspection.batches import compare_batch
 from mpfm_kedro.inspection.finding import find_images
 from mpfm_kedro.inspection.model import Model, describe_origin
 from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
+from mpfm_kedro.reports.pages import render
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +40,9 @@ def predict_images(
 
 def summarise_predictions(predictions: pd.DataFrame, model: Model) -> str:
     """How many images got which decision, and whether they are like the normals of the model, for the terminal."""
-    counts = Counter(predictions["decision"])
-    shown = ", ".join(
-        f"{counts[name]:,} {name}" for name in ("defective", "uncertain", "good", "error") if counts[name]
-    )
-    lines = [f"{len(predictions):,} images: {shown}."]
-    for row in predictions[predictions["decision"] == "defective"].head(5).itertuples():
-        lines.append(f"  {row.score:8.2f}  {row.path}")
-    if shift := compare_batch(predictions, model.calibration):
-        lines.append(shift.describe())
-    return "\n".join(lines)
+    return render(
+        "predicted.txt",
+        counts=Counter(predictions["decision"]),
+        defective=predictions[predictions["decision"] == "defective"].head(5).to_dict("records"),
+        shift=compare_batch(predictions, model.calibration),
+    ).rstrip()
