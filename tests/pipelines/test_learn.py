@@ -16,8 +16,8 @@ from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.inspection.collection import COLUMNS, Collection
 from mpfm_kedro.inspection.model import model_digest
 from mpfm_kedro.parameters import IngestionParameters
-from mpfm_kedro.pipelines.fit.nodes import gather_samples
-from mpfm_kedro.pipelines.learn.nodes import add_images, summarise_learning
+from mpfm_kedro.pipelines.fit import gather_samples
+from mpfm_kedro.pipelines.learn import add_images, summarise_learning
 from mpfm_kedro.sources.samples import sample, sample_table
 
 SAMPLES = pd.DataFrame({"content_hash": ["other"], "label": [0]})

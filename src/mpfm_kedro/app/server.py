@@ -1,7 +1,8 @@
-"""The server of the page: who may ask what, and the answers."""
+"""The server of the page: who may ask what, and the answers; HTML escapes all that comes from outside."""
 
 import re
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,14 +16,16 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from mpfm_kedro.app import page
 from mpfm_kedro.app.folder import ImageFolder
 from mpfm_kedro.app.learning import Job, Project
-from mpfm_kedro.app.session import MAX_BYTES, FullError, Session, ToLearn
+from mpfm_kedro.app.session import MAX_BYTES, MAX_IMAGES, MEGAPIXELS, FullError, Session, ToLearn
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.collection import LABELS
 from mpfm_kedro.inspection.inspector import Inspector
-from mpfm_kedro.reports.pages import STYLE, render
+from mpfm_kedro.inspection.thresholds import decide
+from mpfm_kedro.reports.pages import SIGNS, STYLE, render
+from mpfm_kedro.reports.predictions import draw_histogram
+from mpfm_kedro.sources.layout import IMAGE_SUFFIXES
 
 LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?")
 HEADERS = {
@@ -37,6 +40,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
+MARKS = {"anomaly": "a missed defect", "normal": "a false alarm"}
 
 Rate = Annotated[float | None, Query(gt=0, lt=1)]
 Key = Annotated[str, InAddress(pattern="^[0-9a-f]{24}$")]
@@ -169,9 +173,17 @@ def _add_pages(app: FastAPI, state: AppState, token: str) -> None:
 
     @app.get("/", response_class=HTMLResponse)
     def index(rate: Rate = None) -> str:
-        folders = state.folder.folders() if state.folder else None
         card = session.inspector.card
-        return page.draw_page(card, rate or card["threshold"]["rate"], token, folders)
+        return render(
+            "app_page.html",
+            name=" ".join(filter(None, [card["dataset"], card["category"]])),
+            token=token,
+            rate=rate or card["threshold"]["rate"],
+            folders=state.folder.folders() if state.folder else None,
+            suffixes=",".join(sorted(IMAGE_SUFFIXES)),
+            max_bytes=MAX_BYTES,
+            limits=f"up to {MAX_IMAGES} images of at most {MAX_BYTES / 1e6:g} MB and {MEGAPIXELS:g} megapixels",
+        )
 
     @app.get("/style.css")
     def style() -> Response:
@@ -183,10 +195,28 @@ def _add_pages(app: FastAPI, state: AppState, token: str) -> None:
 
     @app.get("/results", response_class=HTMLResponse)
     def results(rate: Rate = None) -> str:
-        inspector, stated = session.inspector, session.inspector.card["threshold"]
+        inspector, images = session.inspector, session.images()
+        calibration, stated = inspector.model.calibration, inspector.card["threshold"]
         threshold = inspector.threshold_for(rate or stated["rate"], stated["confidence"])
-        labels = state.to_learn.labels() if state.project else None
-        return page.draw_results(session.images(), inspector, threshold, labels)
+        scores = [image.prediction.score for image in images]
+        decisions = decide(scores, threshold, [image.prediction.likeness for image in images]).tolist()
+        counts = Counter(decisions)
+        names = inspector.model.gallery.table["sample_id"]
+        addresses = {name: f"known/{index}" for index, name in enumerate(names)}
+        return render(
+            "app_results.html",
+            guarantee=f"{calibration.describe(threshold)} The model was made on {inspector.card['made']}.",
+            histogram=draw_histogram(inspector.normal_scores, scores, threshold),
+            counts=", ".join(f"{counts[name]:,} {name}" for name in SIGNS if counts[name]),
+            alike=threshold.alike,
+            rarity=calibration.describe_parts,
+            images=list(zip(images, decisions, strict=True)),
+            neighbours=lambda near: [
+                (addresses[one.sample_id], one.sample_id) for one in near if one.sample_id in addresses
+            ],
+            labels=state.to_learn.labels() if state.project else None,
+            marks=MARKS,
+        )
 
 
 def _add_images(app: FastAPI, state: AppState) -> None:
@@ -237,7 +267,8 @@ def _add_learning(app: FastAPI, state: AppState) -> None:
         if state.project is None:
             return ""
         marked = {label: state.to_learn.images(label) for label in LABELS}
-        return page.draw_learning(marked, state.job, state.project.earlier_version())
+        earlier = state.project.earlier_version()
+        return render("app_learning.html", marked=marked, marks=MARKS, job=state.job, earlier=earlier)
 
     app.post("/learn", status_code=202)(state.learn)
     app.post("/undo", status_code=202)(state.go_back)

@@ -39,6 +39,7 @@ class PageImage:
 
     key: str  # of its content
     name: str  # of the file
+    n_bytes: int  # of the file
     prediction: Prediction  # by the present model
     normals: list[Neighbour]  # the nearest ones
     anomalies: list[Neighbour]  # the nearest known one
@@ -54,7 +55,6 @@ class Session:
         self.inspector = inspector
         self._folder = folder
         self._images: dict[str, PageImage] = {}
-        self._bytes: dict[str, int] = {}
         self._lock = RLock()  # one prediction at a time: a second one would only be slower
 
     def images(self) -> list[PageImage]:
@@ -85,12 +85,12 @@ class Session:
             key = hashlib.sha256(content).hexdigest()[:24]
             if key not in self._images:
                 self.check_space()
-                if sum(self._bytes.values()) + len(content) > MAX_TOTAL:
+                if sum(image.n_bytes for image in self._images.values()) + len(content) > MAX_TOTAL:
                     raise FullError(f"The page has room for {MAX_TOTAL / 1e9:g} GB of images; clear it first")
             image = self._inspect(key, name, content)
             with replacing(self._folder / key, len(content)) as partial:
                 partial.write_bytes(content)
-            self._images[key], self._bytes[key] = image, len(content)
+            self._images[key] = image
             return image
 
     def clear(self) -> None:
@@ -99,7 +99,6 @@ class Session:
             for key in self._images:
                 (self._folder / key).unlink(missing_ok=True)
             self._images.clear()
-            self._bytes.clear()
 
     def use(self, inspector: Inspector, report: Callable[[str], None]) -> None:
         """Inspect all images again with another model."""
@@ -115,7 +114,7 @@ class Session:
         prediction = self.inspector.predict(image)
         picture = to_jpeg(image, OVERLAY_SIDE)
         overlay = to_jpeg(self.inspector.overlay(image, prediction), OVERLAY_SIDE)
-        return PageImage(key, name, prediction, *self.inspector.explain(prediction), picture, overlay)
+        return PageImage(key, name, len(content), prediction, *self.inspector.explain(prediction), picture, overlay)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from mpfm_kedro.pipelines import audit, ingestion
 from mpfm_kedro.pipelines.evaluation import evaluate_study
 from mpfm_kedro.pipelines.export import export_network
 from mpfm_kedro.pipelines.features import plan_mpfm_features
-from mpfm_kedro.pipelines.fit.nodes import assemble_model, gather_samples, keep_model, summarise_model
-from mpfm_kedro.pipelines.learn.nodes import add_images, compare_predictions, summarise_learning
-from mpfm_kedro.pipelines.predict.nodes import predict_images, summarise_predictions
+from mpfm_kedro.pipelines.fit import assemble_model, gather_samples, keep_model, summarise_model
+from mpfm_kedro.pipelines.learn import add_images, compare_predictions, summarise_learning
+from mpfm_kedro.pipelines.predict import predict_images, summarise_predictions
 from mpfm_kedro.pipelines.runs import draw_learning_runs, draw_production_run
 from mpfm_kedro.pipelines.scoring import score_images
 from mpfm_kedro.pipelines.studies import mpfm_stages, study_node
