@@ -51,6 +51,15 @@ def dhash(pixels: Pixels, crop: str = "") -> str:
     return np.packbits(areas[:, 1:] > areas[:, :-1]).tobytes().hex()
 
 
+def file_state(file: Path) -> tuple[int, int]:
+    """Size and date of a file, by which a change is noticed; -1 for a missing one."""
+    try:
+        status = file.stat()
+    except OSError:
+        return -1, -1
+    return status.st_size, status.st_mtime_ns
+
+
 def describe(pixels: Pixels, done: Sequence[str]) -> dict[str, Any]:
     """Size, pixel format, values and what was done, as ``CHECKED`` names them."""
     if isinstance(pixels, Image.Image):
@@ -128,7 +137,7 @@ class ImageLoader:
         A file that was usable before and still has its size and date is not read again.
         """
         files = pd.DataFrame({"folder": str(self.folder), "path": paths, "crop": crops or [""] * len(paths)})
-        stats = {path: self._stat(path) for path in dict.fromkeys(paths)}
+        stats = {path: file_state(self.folder / path) for path in dict.fromkeys(paths)}
         files[["size", "modified"]] = np.array([stats[path] for path in paths], dtype=np.int64).reshape(-1, 2)
         known = self._known_files()
         table = files.merge(known, on=FILE, how="left")
@@ -175,11 +184,3 @@ class ImageLoader:
                 bar.update(len(batches[index]))
         keys = zip(files["path"], files["crop"], strict=True)
         return pd.DataFrame([checked[key] for key in keys], columns=CHECKED)
-
-    def _stat(self, path: str) -> tuple[int, int]:
-        """Size and date of a file, -1 for a missing one."""
-        try:
-            status = (self.folder / path).stat()
-        except OSError:
-            return -1, -1
-        return status.st_size, status.st_mtime_ns

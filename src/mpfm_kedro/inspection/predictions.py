@@ -25,6 +25,7 @@ from mpfm_kedro.atomic import explain, replacing
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.evaluation.columns import PART_COLUMNS
+from mpfm_kedro.images.loading import file_state
 from mpfm_kedro.inspection.finding import escape_undecodable
 from mpfm_kedro.inspection.heat_maps import to_jpeg
 from mpfm_kedro.inspection.inspector import Inspector, Prediction
@@ -201,7 +202,7 @@ def _judge(
     predictions = iter(inspector.judge(rows, sizes, drawing.threshold) if rows is not None else [])
     lines = []
     for path, size_or_problem in batch:
-        line: dict[str, Any] = {"path": path, **_state(path)}
+        line: dict[str, Any] = {"path": path, **dict(zip(STATE, file_state(Path(path)), strict=True))}
         if isinstance(size_or_problem, str):
             lines.append(line | {"error": size_or_problem})
             continue
@@ -229,16 +230,7 @@ def _log_record(prediction: Prediction) -> dict[str, Any]:
 
 
 def _is_new(path: str, row: Mapping[str, Any] | None) -> bool:
-    return row is None or {name: row[name] for name in STATE} != _state(path)
-
-
-def _state(path: str) -> dict[str, int]:
-    """Size and date of a file, by which a change is noticed."""
-    try:
-        status = Path(path).stat()
-    except OSError:
-        return {"size": -1, "modified": -1}
-    return {"size": status.st_size, "modified": status.st_mtime_ns}
+    return row is None or (row["size"], row["modified"]) != file_state(Path(path))
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
