@@ -79,6 +79,7 @@ def test_images_are_sorted_and_flagged_ones_are_explained(written):
     assert places == sorted(places)
     assert page.text.count("adds most") == 1
     assert "c.png cannot be used" in page.text
+    assert f"Names are below {Path(table['path'][0]).parent}" in page.text
     _, *sources = page.all("img", "src")  # after the histogram
     assert len(sources) == 3 + 1 + 3 * 5  # images, an overlay, four normals and an anomaly for each
     assert all((folder / source).is_file() for source in sources)

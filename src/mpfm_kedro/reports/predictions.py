@@ -100,7 +100,7 @@ def write_page(
         histogram=draw_histogram(normals, scores, threshold),
         thresholds=threshold,
         images=images,
-        folder=folder,
+        folder=common,
         shift=compare_batch(predictions, model.calibration),
         total=Counter(predictions["decision"]),
         shown=Counter(shown["decision"]),
