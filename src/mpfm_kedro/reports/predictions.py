@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -84,20 +83,25 @@ def write_page(
     pictures = Pictures(folder / "pictures", thumbnails, model.card["pixel_range"], ingestion.max_megapixels)
     common = _common_folder(shown["path"])
     images = []
-    for row in shown.to_dict("records"):
-        overlay = overlay_path(folder / OVERLAYS, model.card, row["path"])
-        row["overlay"] = overlay.relative_to(folder).as_posix() if overlay.is_file() else ""
-        parts = {part: row[f"score_{part}"] for part in SCORES if row["decision"] != "error"}
-        row["rarity"] = model.calibration.describe_parts(parts)
-        images.append(_describe_image(row, logged.get(row["path"], {}), pictures, common))
-    normals = model.calibration.item_scores
+    for image in shown.to_dict("records"):
+        path = image["path"]
+        known, overlay = logged.get(path, {}), overlay_path(folder / OVERLAYS, model.card, path)
+        image["name"], image["uri"] = os.path.relpath(path, common) if common else path, Path(path).as_uri()
+        image["overlay"] = overlay.relative_to(folder).as_posix() if overlay.is_file() else ""
+        if image["decision"] != "error":
+            image["picture"] = pictures.of_file(path)
+            image["rarity"] = model.calibration.describe_parts({part: image[f"score_{part}"] for part in SCORES})
+        image["shares"] = known.get("shares")
+        if image["shares"]:
+            image |= {kind: pictures.of_known(known[kind]) for kind in ("normals", "anomalies")}
+        images.append(image)
     threshold = model.calibration.threshold(parameters.false_alarm_rate, parameters.confidence)
     scores = predictions.loc[predictions["decision"] != "error", "score"].astype(float)
     return render(
         "predictions.html",
         title="Predictions",
         guarantee=model.calibration.describe(threshold),
-        histogram=draw_histogram(normals, scores, threshold),
+        histogram=draw_histogram(model.calibration.item_scores, scores, threshold),
         thresholds=threshold,
         images=images,
         folder=common,
@@ -133,17 +137,6 @@ def choose(predictions: pd.DataFrame) -> pd.DataFrame:
     """The rows that the page shows: of each decision those with the highest scores, in the order of the table."""
     chosen = predictions.groupby("decision", sort=False).cumcount() < predictions["decision"].map(MOST)
     return predictions[chosen]
-
-
-def _describe_image(row: dict[Any, Any], logged: dict[str, Any], pictures: Pictures, folder: str) -> dict[str, Any]:
-    """One image, with the addresses of its pictures."""
-    name = os.path.relpath(row["path"], folder) if folder else row["path"]
-    image = row | {"name": name, "uri": Path(row["path"]).as_uri(), "shares": logged.get("shares")}
-    if row["decision"] != "error":
-        image["picture"] = pictures.of_file(row["path"])
-    if logged.get("shares"):
-        image |= {kind: pictures.of_known(logged[kind]) for kind in ("normals", "anomalies")}
-    return image
 
 
 def _common_folder(paths: Iterable[str]) -> str:
