@@ -16,12 +16,11 @@ SIGMA = 0.5  # of the Gaussian, in positions
 Floats = NDArray[np.float32]
 
 
-def smooth_maps(positions: ArrayLike, sigma: float = SIGMA, sizes: Sequence[tuple[int, int]] | None = None) -> Floats:
+def smooth_maps(positions: ArrayLike, sizes: Sequence[tuple[int, int]] | None = None) -> Floats:
     """Values of positions on a finer grid (bilinear), convolved with a Gaussian: (n, H', W') → (n, 4 H', 4 W').
 
     Args:
         positions: values of the positions of n images, (n, H', W').
-        sigma: standard deviation of the Gaussian, in positions; 0 for none.
         sizes: width and height of images that were padded to squares; their maps are those without the padding.
     """
     values = np.asarray(positions, dtype=np.float32)
@@ -33,7 +32,7 @@ def smooth_maps(positions: ArrayLike, sigma: float = SIGMA, sizes: Sequence[tupl
     finer = np.empty((len(values), FINER * height, FINER * width), dtype=np.float32)
     for place, one in enumerate(values):
         finer[place] = resize(one, (FINER * width, FINER * height))
-    smooth = gaussian_filter(finer, (0, FINER * sigma, FINER * sigma), mode="nearest")
+    smooth = gaussian_filter(finer, (0, FINER * SIGMA, FINER * SIGMA), mode="nearest")
     for place, size in enumerate(sizes or ()):
         smooth[place] = cut_padding(smooth[place], size)
     return smooth
