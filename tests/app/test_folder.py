@@ -28,6 +28,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
     (root / "circle").symlink_to(root / "circle")
     (root / os.fsdecode(b"odd-\xff.png")).write_bytes(b"image")
     (root / "a/within.png").symlink_to(root / "a/b/inside.png")
+    (root / ".hidden").mkdir()
+    (root / ".hidden/thumbnail.png").write_bytes(b"image")
     return ImageFolder(root)
 
 
@@ -50,6 +52,11 @@ def test_only_images_inside_are_read(images: ImageFolder, parts: list[str], abso
 def test_links_out_and_other_files_are_refused(images: ImageFolder, name: str):
     with pytest.raises(InputError, match="folder"):
         images.read(name)
+
+
+def test_images_of_visible_folders_are_listed_by_their_names(images: ImageFolder):
+    assert images.images(".") == ["link.png", "a/within.png", "a/b/inside.png"]
+    assert images.folders() == [".", "a", "a/b"]
 
 
 def test_a_pipe_does_not_hold_up(images: ImageFolder):

@@ -2,11 +2,12 @@
 
 import os
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from mpfm_kedro.app.session import MAX_BYTES, MAX_IMAGES
 from mpfm_kedro.errors import InputError
-from mpfm_kedro.inspection.finding import escape_undecodable, is_image
+from mpfm_kedro.inspection.finding import escape_undecodable, files_below, is_image
 from mpfm_kedro.sources.layout import IMAGE_SUFFIXES
 
 
@@ -35,16 +36,12 @@ class ImageFolder:
         inside, root = self._inside(name), self.root.resolve()
         if not inside.is_dir():
             raise InputError(f"'{name}' is not a folder below the one that was named at start")
-        found: list[str] = []
-        for folder, names, files in os.walk(inside):
-            names.sort()
-            paths = (Path(folder, file).relative_to(root).as_posix() for file in sorted(files) if is_image(file))
-            found += filter(_is_text, paths)
-            if len(found) > MAX_IMAGES:
-                break
-        if not found:
+        files = files_below(inside, follow_links=False)
+        paths = (file.relative_to(root).as_posix() for file in files if is_image(file.name))
+        names = list(islice(filter(_is_text, paths), MAX_IMAGES + 1))
+        if not names:
             raise InputError(f"'{name}' has no image; images end in {' '.join(sorted(IMAGE_SUFFIXES))}")
-        return found[: MAX_IMAGES + 1]
+        return names
 
     def read(self, name: str) -> bytes:
         """The content of an image; at most one byte more than is allowed."""

@@ -14,7 +14,7 @@ def find_images(images: str) -> list[Path]:
     path = Path(images)
     if path.is_file():
         return [path]
-    matches = _below(path) if path.is_dir() else map(Path, glob.iglob(images, recursive=True))  # noqa: PTH207, absolute
+    matches = files_below(path, follow_links=True) if path.is_dir() else map(Path, glob.iglob(images, recursive=True))  # noqa: PTH207, absolute
     found = [match for match in matches if is_image(match.name) and not match.is_dir()]
     if not found:
         suffixes = " ".join(sorted(IMAGE_SUFFIXES))
@@ -23,14 +23,14 @@ def find_images(images: str) -> list[Path]:
     return sorted(found)
 
 
-def _below(root: Path) -> Iterator[Path]:
-    """The files of a folder and of all visible folders in it; links are followed, and no folder is read twice."""
+def files_below(root: Path, follow_links: bool) -> Iterator[Path]:
+    """The files of a folder, then those of each visible folder in it, by their names; no folder is read twice."""
     seen: set[Path] = set()
-    for folder, names, files in os.walk(root, followlinks=True):
+    for folder, names, files in os.walk(root, followlinks=follow_links):
         here = Path(folder).resolve()
-        names[:] = [name for name in names if not name.startswith(".") and here not in seen]
+        names[:] = sorted(name for name in names if not name.startswith(".") and here not in seen)
         if here not in seen:
-            yield from (Path(folder) / name for name in files)
+            yield from (Path(folder) / name for name in sorted(files))
         seen.add(here)
 
 
