@@ -29,6 +29,7 @@ from mpfm_kedro.detectors.mpfm.specification import stage_name
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.thresholds import Threshold, choose_threshold, describe_guarantee, item_scores
 from mpfm_kedro.protocol.memory import read_artefact, write_artefact
+from mpfm_kedro.provenance import key_digest
 
 if TYPE_CHECKING:  # torch is imported where it is used: Kedro's start-up stays quick
     from torch import Tensor
@@ -219,8 +220,7 @@ def describe_origin(card: Mapping[str, Any]) -> str:
 
 def model_digest(card: Mapping[str, Any]) -> str:
     """Identifies the numbers of a model: its files, and how images are prepared for it."""
-    content = json.dumps([card["files"], card["backbones"], card["pixel_range"]], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:24]
+    return key_digest([card["files"], card["backbones"], card["pixel_range"]])
 
 
 def backbone_file(number: int) -> str:
