@@ -176,7 +176,7 @@ def _add_pages(app: FastAPI, state: AppState, token: str) -> None:
         card = session.inspector.card
         return render(
             "app_page.html",
-            name=" ".join(filter(None, [card["dataset"], card["category"]])),
+            name=" ".join(filter(None, [str(card["dataset"]), str(card["category"])])),
             token=token,
             rate=rate or card["threshold"]["rate"],
             folders=state.folder.folders() if state.folder else None,

@@ -4,8 +4,8 @@ import pandas as pd
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.decoding import parse_range
+from mpfm_kedro.parameters import AUTO
 
-AUTO = "auto"
 BITS = (8, 10, 12, 14, 16)
 FLOAT_RANGES = ((0, 1), (-1, 1), (0, 255))
 OVERSHOOT = 0.01  # share of the range: resampling goes a little beyond black and white

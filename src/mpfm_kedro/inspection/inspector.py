@@ -86,7 +86,7 @@ class Inspector:
             for spec, weights in zip(self._specs, model.backbones, strict=True)
         ]
         self._detector = load(model.detector, self.device)
-        self.prepare = partial(  # an image as the backbones read it; not a method: other processes need no model for it
+        self.prepare = partial(  # an image as the backbones read it; no method, as other processes need no model for it
             prepare,
             sizes=[spec["image_size"] for spec in self._specs],
             pixel_range=self.card["pixel_range"],

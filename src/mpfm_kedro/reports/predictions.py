@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 from mpfm_kedro.atomic import replacing
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.inspection.batches import compare_batch
+from mpfm_kedro.inspection.heat_maps import to_jpeg
 from mpfm_kedro.inspection.model import Model
 from mpfm_kedro.inspection.thresholds import Threshold
 from mpfm_kedro.parameters import IngestionParameters, InspectionParameters
@@ -42,7 +43,6 @@ class Pictures:
 
     def of_file(self, path: str) -> str:
         """The address of the picture of an image; empty where it cannot be read any more."""
-        from mpfm_kedro.inspection.heat_maps import to_jpeg
         from mpfm_kedro.inspection.preparation import read_image  # with torch, which is slow to import
 
         try:
