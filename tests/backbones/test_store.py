@@ -1,7 +1,5 @@
 """The feature store: parts count once their keys are written, whatever interrupted the writing."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import os

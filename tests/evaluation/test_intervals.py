@@ -1,7 +1,5 @@
 """The bootstrap: exact where the answer is known, honest where it is not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

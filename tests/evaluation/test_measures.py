@@ -1,7 +1,5 @@
 """Metrics are scikit-learn's; the ± of a mean over classes is the standard deviation over seeds of that mean."""
 
-from __future__ import annotations
-
 import io
 from tempfile import TemporaryDirectory
 

@@ -1,7 +1,5 @@
 """What holds for all sources of images that come from elsewhere."""
 
-from __future__ import annotations
-
 import re
 import shutil
 

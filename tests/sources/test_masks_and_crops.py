@@ -1,7 +1,5 @@
 """Properties of crops and masks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from tempfile import TemporaryDirectory
 

@@ -1,7 +1,5 @@
 """Hyper-Kvasir, BrainMRI and HeadCT."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

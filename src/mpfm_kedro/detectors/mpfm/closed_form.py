@@ -4,10 +4,8 @@ Nothing is learned from an anomaly here. What the closed form without a fold say
 final one will say of new normals: training and calibration rest on it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -39,7 +37,7 @@ class HeldOut(NamedTuple):
     squares: Tensor  # of the residuals of patches by channel, averaged over the top positions (n, C)
 
     @classmethod
-    def restore(cls, fit: Artefact) -> HeldOut:
+    def restore(cls, fit: Artefact) -> Self:
         """The part of what ``initialise`` gave."""
         return cls(fit.tensors["fold"].numpy(), **fit.part("held_out"))
 

@@ -3,12 +3,10 @@
 A detector has one branch per backbone, and comes from what is stored of the stages.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -64,7 +62,7 @@ class MPFM(nn.Module):
     @classmethod
     def restore(
         cls, fits: Mapping[str, Artefact], backbone: int, number: int = FINAL, calibration: PlainSum | None = None
-    ) -> MPFM:
+    ) -> Self:
         """One round of what the stages gave for one of the backbones."""
         start, training = fits[stage_name("prototypes", backbone)], fits.get(stage_name("training", backbone))
         prefix = f"rounds.{number % start.details['n_rounds']}."

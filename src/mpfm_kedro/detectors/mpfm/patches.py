@@ -9,8 +9,6 @@ Fits of all normals and of those without each fold share the patches, which are 
 in memory, and their first two moments, which are summed once for every fold.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

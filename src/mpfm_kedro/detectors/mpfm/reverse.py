@@ -6,8 +6,6 @@ Linear schedule α_t = 1 − t, σ_t = t. With x_T = μ + s ε the step from t t
 with c1 = σ_r² α_t / (σ_t² α_r), c2 = β α_r / σ_t², c3 = β σ_r² / σ_t², β = σ_t² − (α_t / α_r)² σ_r².
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

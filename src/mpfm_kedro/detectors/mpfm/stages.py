@@ -1,7 +1,5 @@
 """The stages of a fit, each from what is stored of those before: prototypes, joint training, calibration."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

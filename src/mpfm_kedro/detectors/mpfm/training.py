@@ -3,8 +3,6 @@
 It starts from the modules at step 0 and from every training image as it enters each round.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping

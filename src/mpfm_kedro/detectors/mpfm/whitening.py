@@ -1,7 +1,5 @@
 """Standardisation and whitening: the linear part of the flow's start, shared by all groups."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Self
 
@@ -87,7 +85,7 @@ class Spectrum:
     variance: np.ndarray
 
     @classmethod
-    def of(cls, z: np.ndarray) -> Spectrum:
+    def of(cls, z: np.ndarray) -> Self:
         """Of the rows of z (n, d), by the smaller of covariance and Gram matrix."""
         n, d = z.shape
         z = z.astype(np.float64)  # in single precision null directions survive the threshold below
