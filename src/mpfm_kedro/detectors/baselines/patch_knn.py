@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Baseline, Context, TrainingData
-from mpfm_kedro.detectors.inputs import StandardisedInput
+from mpfm_kedro.detectors.inputs import StandardisedInput, one_if_constant
 from mpfm_kedro.detectors.mpfm.patches import k_centre, to_patches
 
 CANDIDATES = 20000
@@ -35,8 +35,8 @@ class PatchNeighbours(Baseline):
     def fit(self, data: TrainingData, seed: int, context: Context) -> Self:
         """Select the coreset."""
         patches = self._draw(data.normals, np.random.default_rng(seed)).to(context.device)
-        spread = patches.std(0, correction=0)
-        self.standardise = StandardisedInput("maps", patches.mean(0), torch.where(spread > 1e-6, spread, 1.0))
+        spread = one_if_constant(patches.std(0, correction=0))
+        self.standardise = StandardisedInput("maps", patches.mean(0), spread)
         patches = self.standardise(patches)
         generator = torch.Generator().manual_seed(seed)
         projected = patches @ torch.randn(patches.shape[1], PROJECTED, generator=generator).to(context.device)

@@ -12,12 +12,11 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn import linear_model
 from sklearn.covariance import empirical_covariance, ledoit_wolf, shrunk_covariance
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
 
 from mpfm_kedro.detectors.base import Baseline, Context, TrainingData
-from mpfm_kedro.detectors.inputs import StandardisedInput
+from mpfm_kedro.detectors.inputs import StandardisedInput, center_and_spread, one_if_constant
 from mpfm_kedro.detectors.mpfm.groups import choose_modes
 from mpfm_kedro.detectors.mpfm.rounds import assign_folds
 from mpfm_kedro.detectors.mpfm.whitening import SHRINKAGES, Spectrum
@@ -52,9 +51,8 @@ class PooledDetector(Baseline):
 
     def fit(self, data: TrainingData, seed: int, context: Context) -> Self:
         """Standardise on the normals, then learn."""
-        scaler = StandardScaler().fit(data.normals.pooled)
-        center, spread = (torch.from_numpy(values).float() for values in (scaler.mean_, scaler.scale_))
-        self.standardise = StandardisedInput("pooled", center, spread)
+        center, spread = center_and_spread("pooled", data.normals)
+        self.standardise = StandardisedInput("pooled", center, one_if_constant(spread))
         normals, known = (
             self.standardise(torch.from_numpy(rows.pooled)).numpy() for rows in (data.normals, data.known)
         )
