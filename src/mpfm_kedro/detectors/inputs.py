@@ -59,7 +59,6 @@ class TrainingInput:
         self._position = np.concatenate([np.arange(len(rows)) for rows in groups])
         row = source.read(groups[0], slice(1)).shape[1:]
         self.shape = torch.Size([len(self._group), *row])
-        self._half = torch.empty(batch_size, *row, dtype=torch.half, device=device)
         self._batch = torch.empty(batch_size, *row, dtype=torch.float, device=device)
         self._values = None
         if cached:
@@ -70,15 +69,11 @@ class TrainingInput:
 
     def __getitem__(self, index: Tensor) -> Tensor:
         """Rows (B,) in half precision, (B, …, d)."""
-        return self._read(index) if self._values is None else self._values[index.to(self.device)]
+        return self._read(index) if self._values is None else self._values.index_select(0, index.to(self.device))
 
     def batch(self, index: Tensor) -> Tensor:
         """Rows (B,) in single precision, (B, …, d); the next batch overwrites them."""
-        if self._values is None:
-            self._half.copy_(self._read(index))
-        else:
-            torch.index_select(self._values, 0, index.to(self.device), out=self._half)
-        return self._batch.copy_(self._half)
+        return self._batch.copy_(self[index])
 
     def _read(self, index: Tensor) -> Tensor:
         values = torch.empty(len(index), *self.shape[1:], dtype=torch.half, device=self.device)
