@@ -40,23 +40,21 @@ class MPFMOutput(NamedTuple):
 class MPFM(nn.Module):
     """Mixture Prototype Flow Matching on the features of one backbone, in one round of cross-fitting.
 
-    The flow without a network is its start in closed form, step 0. Without trained modules it knows no anomaly.
-
-    Args:
-        top_share: of the positions, averaged by M_r.
-        trained: the flow and the four modules, R = 1.
-        calibration: from scores to their sum; None before it is fitted.
+    The flow without a network is its start in closed form, step 0. Without trained modules it knows no anomaly. M_r
+    averages a share of the positions.
     """
 
-    def __init__(self, top_share: float, trained: Modules | None = None, calibration: PlainSum | None = None) -> None:
+    trained: Modules | None  # the flow and the four modules, R = 1
+    calibration: PlainSum | None  # from scores to their sum; None before it is fitted
+
+    def __init__(self, top_share: float) -> None:
         super().__init__()
         self.standardiser = Standardiser()  # the same in all rounds
         self.groups = Groups()
         self.whitening = Whitening()
         self.patches = PatchPrototypes()
         self.flow = Flow(CoupledVelocity(), PrototypeMixture())
-        self.trained = trained
-        self.calibration = calibration
+        self.trained = self.calibration = None
         self.top_share = top_share
 
     @classmethod

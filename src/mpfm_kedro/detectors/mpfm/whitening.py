@@ -26,7 +26,7 @@ class Standardiser(TensorModule):
     @classmethod
     def fit(cls, normals: FeatureRows) -> Self:
         """Centre and spread of training normals."""
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for name, kind in (("pooled", "pooled"), ("map", "maps")):
             center, spread = center_and_spread(kind, normals)
             tensors |= {f"{name}_center": center, f"{name}_spread": one_if_constant(spread)}
