@@ -4,7 +4,6 @@ It starts from the modules at step 0 and from every training image as it enters 
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -226,12 +225,9 @@ def _resume(
     state: Artefact, modules: Modules, optimiser: torch.optim.Optimizer, generator: torch.Generator
 ) -> list[dict[str, float]]:
     """Set what ``_state`` stored, and return the history."""
-    moments: dict[int, dict[str, Tensor]] = defaultdict(dict)
-    for name, value in state.part("optimiser").items():
-        number, key = name.split(".")
-        moments[int(number)][key] = value
+    moments = {number: state.part(f"optimiser.{number}") for number, _ in enumerate(modules.parameters())}
     modules.load_state_dict(state.part("modules"))
-    optimiser.load_state_dict(optimiser.state_dict() | {"state": dict(moments)})
+    optimiser.load_state_dict(optimiser.state_dict() | {"state": moments})
     generator.set_state(state.tensors["generator"])
     return list(state.details["history"])
 
