@@ -80,7 +80,7 @@ class PrototypeNetwork(nn.Module):
         spread = float((end[:, None] - mean).square().mean(2).amin(1).mean().sqrt())
         scale = torch.tensor([max(spread, 1e-3)])
         self.prototypes = PrototypeMixture(mean=mean[None], logit=share.log()[None], scale=scale)
-        nll = self.nll(end)
+        nll, _ = self.compare(end)
         self.global_score = Logit.start(nll.mean(1), nll.std(1, correction=0))
         self.local_score = TopPositions(channels, absolute=False)
         self.residual_score, self.normality = zero_linear(DIMENSION), zero_linear(pooled.shape[1])
@@ -88,14 +88,16 @@ class PrototypeNetwork(nn.Module):
     def forward(self, pooled: Tensor, maps: Tensor) -> Output:
         """(B, columns) and (B, H', W', C) → embeddings and scores."""
         x = on_sphere(self.projection(pooled))
-        end = self.bridge(x)
-        nll, residual = self.nll(end), self.prototypes.residual(end[None])[0]
+        nll, offset = self.compare(self.bridge(x))
+        nearest = offset.square().sum(2).argmin(1)
+        residual = offset[torch.arange(len(offset), device=offset.device), nearest]
         columns = self.local_score(maps), self.residual_score(residual), -self.normality(pooled)
         return Output(x, nll[0], torch.cat([self.global_score(nll).T, *columns], dim=1))
 
-    def nll(self, end: Tensor) -> Tensor:
-        """−log P_GM per dimension, (B, d) → (1, B)."""
-        return self.prototypes.nll(self.prototypes.squared_distances(end[None])) / DIMENSION
+    def compare(self, end: Tensor) -> tuple[Tensor, Tensor]:
+        """−log P_GM per dimension (1, B), and (y − μ_k) / s (B, K, d), of points y at the end of the bridge (B, d)."""
+        offset = (end[:, None] - self.prototypes.mean[0]) / self.prototypes.scale
+        return self.prototypes.nll(offset.square().sum(2)[None]) / DIMENSION, offset
 
     def bridge_loss(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """E log c(x) − E log v(y), per dimension."""
