@@ -25,11 +25,6 @@ from production_models import made_image, made_model
 
 
 @pytest.fixture(scope="module")
-def inspector(model_folder):
-    return Inspector.load(model_folder, "cpu")
-
-
-@pytest.fixture(scope="module")
 def files(fitted_project):
     return sorted(file for file in (fitted_project / "raw/synthetic").glob("*/*.png"))
 
