@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,30 +81,6 @@ def test_an_error_of_the_system_is_found_behind_others(tmp_path):
         except OSError as error:
             raise RuntimeError("saving failed") from error
     assert "\n" not in str(raised.value)
-
-
-def changed(content: bytes, step: int = 1) -> Iterator[bytes]:
-    """The content with one bit flipped, at every place or at some, and cut at some."""
-    for place in range(0, len(content), step):
-        yield content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
-    for length in range(0, len(content), 40):
-        yield content[:length]
-
-
-def test_a_changed_bit_of_a_table_is_an_error_or_changes_nothing(tmp_path):
-    save_table(TABLE, tmp_path / "whole.parquet")
-    file, refused = tmp_path / "table.parquet", 0
-    for number, content in enumerate(changed((tmp_path / "whole.parquet").read_bytes(), 7)):
-        file.write_bytes(content)
-        os.utime(file, (number, number))
-        try:
-            table = load_table(file)
-        except InputError as error:
-            refused += 1
-            assert re.search(r"table\.parquet is damaged .*rerun", str(error))
-        else:
-            assert table.to_numpy().tolist() == TABLE.to_numpy().tolist()
-    assert refused > number / 2
 
 
 def test_a_folder_is_replaced_as_a_whole(tmp_path):

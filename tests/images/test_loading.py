@@ -288,25 +288,13 @@ def test_crop_is_a_box_of_the_image(loader):
     np.testing.assert_array_equal(np.asarray(loader.read("a.png")), pixels)
 
 
-def encoded(suffix: str) -> bytes:
-    pixels = np.random.default_rng(1).integers(0, 256, (12, 10, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    if suffix == "npy":
-        np.save(buffer, pixels)
-    else:
-        Image.fromarray(pixels).save(buffer, {"jpg": "JPEG", "tif": "TIFF"}.get(suffix, suffix))
-    return buffer.getvalue()
-
-
 @pytest.mark.parametrize("suffix", ["png", "jpg", "bmp", "tif", "npy"])
-@pytest.mark.parametrize("damage", ["empty", "truncated", "text", "missing"])
-def test_damaged_file_is_a_named_problem(suffix, damage, loader):
-    content = {"empty": b"", "truncated": encoded(suffix)[:-100], "text": b"<html>not found</html>", "missing": None}
-    if content[damage] is not None:
-        (loader.folder / f"a.{suffix}").write_bytes(content[damage])
-    checked = examine(loader, f"a.{suffix}")
-    assert checked["problem"]
-    assert (checked["content_hash"] == "") == (damage == "missing")
+def test_a_truncated_file_is_a_named_problem(suffix, loader):
+    file = loader.folder / f"a.{suffix}"
+    pixels = np.random.default_rng(1).integers(0, 256, (12, 10, 3), dtype=np.uint8)
+    np.save(file, pixels) if suffix == "npy" else Image.fromarray(pixels).save(file)
+    os.truncate(file, file.stat().st_size - 100)
+    assert examine(loader, file.name)["problem"]
 
 
 def png_with_header(width: int, height: int) -> bytes:
