@@ -98,9 +98,10 @@ def test_a_rerun_elsewhere_by_the_command_line_gives_equal_bytes_and_says_what_m
 
 @pytest.mark.parametrize("pipeline", ["hard_setting", "fit"])
 def test_the_configuration_of_the_paper_runs(pipeline: str, tmp_path: Path):
-    tiny = ["dataset=synthetic", "image_size=64", "n_seeds=1", "n_anomalies=3", "compute.processes=1"]
-    tiny += ["features.workers=0", "prototypes.n_prototypes=4", "prototypes.n_patch_prototypes=20"]
-    tiny += ["training.epochs=2", "training.iterations_per_epoch=4", "training.hidden=8"]
+    tiny = ["dataset=synthetic", "image_size=64", "n_seeds=1", "known_class=spot", "n_anomalies=3"]
+    tiny += ["compute.processes=1", "features.workers=0", "prototypes.n_prototypes=4"]
+    tiny += ["prototypes.n_patch_prototypes=20", "training.epochs=2", "training.iterations_per_epoch=4"]
+    tiny += ["training.hidden=8"]
     found = kedro(*typed(pipeline, tmp_path, *tiny, env="paper"))
     assert found.returncode == 0, found.stderr[-2000:]
     out = tmp_path / "out"

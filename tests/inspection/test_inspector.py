@@ -16,6 +16,7 @@ from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.proportions import cut_padding, pad_to_square
 from mpfm_kedro.inspection.inspector import Inspector
+from mpfm_kedro.inspection.model import Gallery
 from mpfm_kedro.inspection.prediction_log import PredictionLog
 from mpfm_kedro.inspection.predictions import predict_files
 from mpfm_kedro.inspection.preparation import read_image
@@ -72,6 +73,31 @@ def test_the_nearest_images_are_of_the_kind_that_was_asked_for(inspector, files)
     assert normals[0].sample_id.endswith(files[0].name) and normals[0].distance < 0.05  # it is in the gallery itself
     assert [own.distance for own in normals] == sorted(own.distance for own in normals)
     assert normals[0].thumbnail[:2] == b"\xff\xd8"
+
+
+def test_shares_are_sums_over_all_backbones():
+    small = Inspector(made_model(("resnet18", 64), ("resnet18", 48)), "cpu")
+    prediction = small.predict(made_image(np.random.default_rng(0), defect=True))
+    assert sum(prediction.shares.values()) == pytest.approx(prediction.score)
+
+
+def test_the_nearest_images_of_the_gallery_are_found():
+    model = made_model()
+    rng = np.random.default_rng(0)
+    z = rng.normal(scale=rng.uniform(0.5, 3, (40, 1)), size=(40, model.card["backbones"][0]["pooled_size"]))
+    names = [f"{i}" for i in range(40)]
+    classes = np.where(np.arange(40) % 4 == 0, "spot", "")
+    table = pd.DataFrame({"sample_id": names, "defect_class": classes, "thumbnail": b"jpeg"})
+    small = Inspector(replace(model, gallery=Gallery(table, z.astype(np.float32))), "cpu")
+    prediction = small.predict(made_image(rng))
+    normals, anomalies = small.explain(prediction, nearest=3)
+    distance = np.sqrt(np.square(z - prediction.z).mean(1))
+    order = np.argsort(distance)
+    expected = [i for i in order if classes[i] == ""][:3], [i for i in order if classes[i]][:1]
+    for found, places in zip((normals, anomalies), expected, strict=True):
+        assert [own.sample_id for own in found] == [names[i] for i in places]
+        assert [own.distance for own in found] == pytest.approx(distance[places], rel=1e-4)
+        assert {own.defect_class for own in found} == {classes[places[0]]}
 
 
 @pytest.mark.parametrize(
