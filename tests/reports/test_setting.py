@@ -68,15 +68,6 @@ def figure_of(name: str, scores: pd.DataFrame, metrics: pd.DataFrame, n_epochs: 
     return figures.draw_side_by_side(panels[name])
 
 
-def drawn(figure: Figure) -> Image.Image:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=40)
-    image = Image.open(buffer).convert("L")
-    darkest, lightest = image.getextrema()
-    assert darkest < lightest, "nothing is drawn"
-    return image
-
-
 def test_pixel_measures_are_shown_where_there_are_masks():
     scores, metrics = results()
     assert "AUPRO" not in text_of(metrics)
@@ -110,7 +101,6 @@ def test_roc_curves_have_one_panel_per_cell(classes, numbers, n_panels):
     shown = metrics.set_index(["known_class", "n_anomalies"]).loc[[last]]
     expected = [f"{method}: AUC {shown['auc'][shown['method'] == method].mean():.3f}" for method in METHODS]
     assert {text.get_text() for text in panels[-1].get_legend().get_texts()} == set(expected)
-    drawn(figure)
 
 
 def test_curves_are_tables_for_dvc_plots():
@@ -136,17 +126,6 @@ def test_outliers_do_not_squeeze_a_histogram():
     panel = visible(figure_of("score_histograms", scores, metrics))[1]
     assert panel.get_title() == "score_g"
     assert panel.get_xlim()[1] < 20, "standard normal values are still distinguished"
-
-
-@pytest.mark.parametrize("n_epochs", [0, 1, 5])
-def test_the_course_of_the_training_is_drawn_also_of_little_or_none(n_epochs):
-    losses, usage = (figure_of(name, *results(), n_epochs) for name in ("loss_curves", "prototype_usage"))
-    drawn(losses)
-    drawn(usage)
-    if n_epochs:
-        assert len(visible(losses)) == 8
-        assert visible(losses)[-1].lines[0].get_ydata().tolist() == [7.0, 8.0, 9.0, 10.0, 11.0][:n_epochs]
-        assert [len(axis.lines) for axis in visible(usage)] == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +161,7 @@ def test_report_is_as_wide_as_the_screen_and_readable_on_a_phone(window: Any, tm
         assert image["width"] == pytest.approx(panels["width"] / columns, rel=0.05)
 
 
-@pytest.mark.parametrize("n_epochs", [0, 3])
+@pytest.mark.parametrize("n_epochs", [0, 1, 3])
 def test_report_is_one_complete_page_with_the_numbers(n_epochs):
     scores, metrics = results(("dent", "<b>hole & dent</b>"))
     summary = summarise_setting(metrics)
@@ -206,7 +185,8 @@ def test_report_is_one_complete_page_with_the_numbers(n_epochs):
     assert not [tag for tag, attributes in page.tags if "href" in attributes]
     for source in sources:
         kind, content = re.fullmatch(r"data:image/(\w+);base64,(.*)", source).groups()
-        assert Image.open(io.BytesIO(base64.b64decode(content))).format == kind.upper()
+        image = Image.open(io.BytesIO(base64.b64decode(content)))
+        assert image.format == kind.upper() and np.ptp(image.convert("L").getextrema()) > 0, "something is drawn"
     assert "http" not in report.split("<body>")[0]
 
 
