@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,17 @@ def test_an_error_of_the_system_is_found_behind_others(tmp_path):
         except OSError as error:
             raise RuntimeError("saving failed") from error
     assert "\n" not in str(raised.value)
+
+
+def test_a_changed_bit_of_a_table_is_an_error_or_changes_nothing(tmp_path):
+    """The fuzzers, which try what else may happen, rarely change a number and nothing else."""
+    file = tmp_path / "table.parquet"
+    save_table(TABLE, file)
+    content = file.read_bytes()
+    for place in range(0, len(content), 7):
+        file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with suppress(InputError):
+            assert load_table(file).equals(TABLE)
 
 
 def test_a_folder_is_replaced_as_a_whole(tmp_path):

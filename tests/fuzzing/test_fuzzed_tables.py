@@ -96,7 +96,7 @@ def test_a_log_of_predictions_is_read_whatever_is_in_it(seed, tmp_path, attempt)
     attempt(read)
 
 
-@inputs(4_000, least=200)
+@inputs(4_000)
 @given(seed=SEEDS)
 @example(seed=2588).via("another name of a column")
 @example(seed=7669).via("no rows")
