@@ -40,6 +40,24 @@ def images(sizes: list[tuple[int, int]] = SIZES) -> list[tuple[str, Image.Image]
     return [(f"{place}", made_image(rng, size, defect=bool(place % 2))) for place, size in enumerate(sizes)]
 
 
+def test_an_exported_model_of_two_backbones_says_what_the_inspector_says():
+    model = made_model(("resnet18", 64), ("squeezenet1_1", 75))
+    inspector, network = Inspector(model, "cpu"), ExportedModel(model)
+    rng = np.random.default_rng(1)
+    modes = set()
+    for place, size in enumerate([*SIZES, (64, 64), (1, 1), (1, 90), (200, 1)]):
+        drawn = [made_image(rng, size, defect=bool(place % 2)) for _ in range(3)]
+        with torch.inference_mode():
+            found = network(torch.from_numpy(np.stack([np.asarray(image) for image in drawn])))
+        for i, expected in enumerate(inspector.predict_many(drawn)):
+            assert found.score[i] == pytest.approx(expected.score, abs=1e-3)
+            np.testing.assert_allclose(found.heat_map[i], expected.heat_map, atol=1e-3)
+            np.testing.assert_allclose(found.parts[i], list(expected.parts.values()), rtol=1e-3, atol=1e-3)
+            assert found.mode[i] == expected.mode
+            modes.add(expected.mode)
+    assert modes == {0, 1}
+
+
 def test_a_model_that_knows_no_anomaly_is_exported_too():
     model = made_model()
     alone = replace(model, detector={name: piece for name, piece in model.detector.items() if name != "training"})
@@ -52,7 +70,7 @@ def test_a_model_that_knows_no_anomaly_is_exported_too():
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder = tmp_path_factory.mktemp("made") / "model"
-    save_model(made_model(("resnet18", 64), ("squeezenet1_1", 75)), folder)
+    save_model(made_model(), folder)
     return load_model(folder)
 
 
