@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from mpfm_kedro.datasets.inspection import SummariesDataset
-from mpfm_kedro.detectors.mpfm.detector import load
+from mpfm_kedro.detectors.base import Artefact
 from mpfm_kedro.evaluation.columns import PART_COLUMNS
 from mpfm_kedro.inspection.model import HeldOutScores, Model, load_model
-from mpfm_kedro.inspection.production import describe_threshold, describe_weights
+from mpfm_kedro.inspection.production import describe_threshold
 from mpfm_kedro.pipelines.fit.nodes import summarise_model
+from mpfm_kedro.protocol.description import describe_weights
 from mpfm_kedro.reports.model import write_card
 from production_models import held_out_scores
 
@@ -92,7 +92,9 @@ def test_a_score_that_counts_nothing_is_said(model: Model):
     assert "score_n counts nothing in 1 of 2 modes: it does not tell" in summarise_model(useless)
     weights[1]["score_n"] = 0.1
     assert "counts nothing" not in summarise_model(useless)
-    added = describe_weights(load(model.detector, torch.device("cpu")), ["g", "r"])
+    calibration = model.detector["calibration"]
+    two_scores = calibration.details["parameters"] | {"scores": ["g", "r"]}
+    added = describe_weights(Artefact(calibration.tensors, {**calibration.details, "parameters": two_scores}))
     assert all(row.keys() & {*PART_COLUMNS} == {"score_g", "score_r"} for row in added)
     for rows in ([weights[0] | {"score_n": 0.1}], added):  # a score that is not added is no useless one
         assert "counts nothing" not in summarise_model(replace(model, card=model.card | {"score_weights": rows}))
