@@ -17,8 +17,8 @@ from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader, dhash
 from mpfm_kedro.images.near import near_sets
 from mpfm_kedro.parameters import IngestionParameters
-from mpfm_kedro.pipelines.audit.nodes import audit_samples, find_repeats, list_findings
-from mpfm_kedro.pipelines.ingestion.nodes import check_images, split_normals
+from mpfm_kedro.pipelines.audit import audit_samples, find_repeats, list_findings
+from mpfm_kedro.pipelines.ingestion import check_images, split_normals
 from mpfm_kedro.sources import get_source
 from mpfm_kedro.sources.samples import sample, sample_table
 
