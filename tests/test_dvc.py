@@ -202,7 +202,7 @@ def test_git_tracks_nothing_that_a_plain_run_writes(repository: Path):
 
 
 def test_a_comparison_runs_in_the_environment_of_dvc_too(repository: Path):
-    few = "comparison.methods=[MPFM,Mahalanobis],comparison.settings=[general],comparison.n_anomalies=3"
+    few = "comparison.settings=general,comparison.n_anomalies=3,comparison.steps=2"
     call(repository, "kedro", "run", "--env=dvc_test", "--pipelines=comparison", f"--params={few}")
     assert (pd.read_csv(repository / "data/08_reporting/synthetic/comparison/table.csv")["seconds"] > 0).any()
     assert call(repository, "git", "status", "--porcelain") == ""

@@ -135,13 +135,13 @@ def _log_leaks(repeated: pd.DataFrame, items: pd.DataFrame) -> None:
     """
     exact = repeated[repeated["kind"] == "exact"]
     near = repeated[repeated["kind"] == "near"]
-    found = {"exact copies": _shared(exact), "near copies": _shared(near), "parts of one item": _shared(items)}
-    if any(found.values()):
+    shared = {"exact copies": _shared(exact), "near copies": _shared(near), "parts of one item": _shared(items)}
+    if any(shared.values()):
         logger.warning(
             "Train and test share %s, for example %s: results on them are optimistic; ingestion.split_by_item=true "
             "keeps an item and its copies on one side",
-            ", ".join(f"{name} ({len(sets)})" for name, sets in found.items() if sets),
-            next(sets[0] for sets in found.values() if sets),
+            ", ".join(f"{name} ({len(sets)})" for name, sets in shared.items() if sets),
+            next(sets[0] for sets in shared.values() if sets),
         )
     for name, part in exact.groupby("set", sort=False):
         if part["label"].nunique() > 1:

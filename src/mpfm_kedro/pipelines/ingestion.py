@@ -6,7 +6,6 @@ import logging
 import math
 import os
 from collections.abc import Sequence
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
@@ -90,11 +89,7 @@ def check_images(listed: pd.DataFrame, images: ImageLoader, parameters: Ingestio
 
     Images deeper than eight bits get one range of values, by which all of them will be scaled.
     """
-    try:
-        checks = images.examine_all(listed["path"].tolist(), os.cpu_count() or 1, listed["crop"].tolist())
-    except BrokenProcessPool as error:
-        message = "A worker process was killed while it read images, most likely for lack of memory; start again"
-        raise InputError(message) from error
+    checks = images.examine_all(listed["path"].tolist(), os.cpu_count() or 1, listed["crop"].tolist())
     samples = pd.concat([listed.reset_index(drop=True), checks.reset_index(drop=True)], axis=1)
     readable = samples["problem"] == ""
     bad = samples[~readable]

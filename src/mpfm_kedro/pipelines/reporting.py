@@ -46,10 +46,10 @@ def describe_models(
         cells.setdefault(tuple(trial.run[name] for name in ("category", "known_class", "n_anomalies")), trial)
     mistakes, points = [pd.DataFrame(columns=COLUMNS)], []
     for trial in list(cells.values())[:MOST_CELLS]:
-        own = scores[(scores["run"] == trial.run["run"]) & (scores["method"] == trial.method.name)]
+        scored = scores[(scores["run"] == trial.run["run"]) & (scores["method"] == trial.method.name)]
         fit = ProductionFit(trial.run, models.artefacts(trial), features, samples, images, [])
         rate, confidence = inspection.false_alarm_rate, inspection.confidence
-        table, point = find_mistakes(fit, own, rate, confidence, torch_device(inspection.device))
+        table, point = find_mistakes(fit, scored, rate, confidence, torch_device(inspection.device))
         mistakes.append(table)
         points.append(point)
     shown = pd.concat(mistakes[1:] or mistakes, ignore_index=True)
@@ -127,7 +127,7 @@ def draw_figures(
     """The figures of a setting by name, and its ROC curves and losses as tables for `dvc plots`."""
     roc, history = tabulate_roc_curves(scores, evaluation["run_metrics"]), description["history"]
     panels = list_panels(scores, roc, history, description["sampled_features"])
-    return {name: draw_side_by_side(own) for name, own in panels.items()}, tabulate_curves(roc, history)
+    return {name: draw_side_by_side(panel) for name, panel in panels.items()}, tabulate_curves(roc, history)
 
 
 def write_setting(
