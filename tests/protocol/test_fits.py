@@ -26,7 +26,6 @@ from protocol.small_tables import (
     fake_features,
     marked_features,
     plan_mpfm,
-    project_parameters,
     protocol,
     sample_table,
     small_parameters,
@@ -35,11 +34,6 @@ from protocol.small_tables import (
 SAMPLES = sample_table({"dent": 12, "hole": 11}, 20, 8)
 RUNS = make_study_runs(SAMPLES, dict.fromkeys(("general", "hard"), protocol([10, 1], 2)))
 TRAINED, STEP_0, UNTRAINED = rows_of_mpfm()
-
-
-@pytest.fixture(scope="module")
-def parameters() -> Parameters:
-    return project_parameters()
 
 
 @pytest.fixture(scope="module")
