@@ -196,16 +196,27 @@ def test_an_interrupted_repro_keeps_the_features_that_it_has(repository: Path):
 def test_git_tracks_nothing_that_a_plain_run_writes(repository: Path):
     tracked = {Path(name) for name in call(repository, "git", "ls-files", "data").splitlines()}
     assert {file for file in tracked if file.name != ".gitkeep"} == set(METRICS.values())
-    call(repository, "kedro", "run", "--env=test")
-    assert (repository / "data/08_reporting/synthetic/hard/metrics.json").is_file()
-    assert call(repository, "git", "status", "--porcelain") == ""
 
 
-def test_a_comparison_runs_in_the_environment_of_dvc_too(repository: Path):
+@pytest.fixture
+def fresh(clone: Path, tmp_path: Path) -> Path:
+    """A git clone with weights and no other data."""
+    call(clone, "git", "clone", "--quiet", str(clone), str(tmp_path / "fresh"))
+    shutil.copytree(clone / WEIGHTS, tmp_path / "fresh" / WEIGHTS)
+    return tmp_path / "fresh"
+
+
+def test_a_plain_run_leaves_the_working_tree_clean(fresh: Path):
+    call(fresh, "kedro", "run", "--env=test")
+    assert (fresh / "data/08_reporting/synthetic/hard/metrics.json").is_file()
+    assert call(fresh, "git", "status", "--porcelain") == ""
+
+
+def test_a_comparison_runs_in_the_environment_of_dvc_too(fresh: Path):
     few = "comparison.settings=general,comparison.n_anomalies=3,comparison.steps=2"
-    call(repository, "kedro", "run", "--env=dvc_test", "--pipelines=comparison", f"--params={few}")
-    assert (pd.read_csv(repository / "data/08_reporting/synthetic/comparison/table.csv")["seconds"] > 0).any()
-    assert call(repository, "git", "status", "--porcelain") == ""
+    call(fresh, "kedro", "run", "--env=dvc_test", "--pipelines=comparison", f"--params={few}")
+    assert (pd.read_csv(fresh / "data/08_reporting/synthetic/comparison/table.csv")["seconds"] > 0).any()
+    assert call(fresh, "git", "status", "--porcelain") == ""
 
 
 def test_pull_restores_a_clone_without_computing(repository: Path, tmp_path: Path):
