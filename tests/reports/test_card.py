@@ -14,9 +14,8 @@ from mpfm_kedro.datasets.inspection import SummariesDataset
 from mpfm_kedro.detectors.base import Artefact
 from mpfm_kedro.evaluation.columns import PART_COLUMNS
 from mpfm_kedro.inspection.model import HeldOutScores, Model, load_model
-from mpfm_kedro.inspection.production import describe_threshold
+from mpfm_kedro.inspection.production import describe_threshold, describe_weights
 from mpfm_kedro.pipelines.fit.nodes import summarise_model
-from mpfm_kedro.protocol.description import describe_weights
 from mpfm_kedro.reports.model import write_card
 from production_models import held_out_scores
 
