@@ -1,7 +1,7 @@
 """The Kedro datasets of verified backbone weights and of the features of a dataset."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from mpfm_kedro.backbones.features import BackboneWeights, Features
 from mpfm_kedro.backbones.store import FeatureSpec, FeatureStore
 from mpfm_kedro.datasets.files import PathDataset
 from mpfm_kedro.datasets.previews import show_table
+from mpfm_kedro.errors import InputError
 
 
 class BackboneWeightsDataset(PathDataset):
@@ -72,6 +73,8 @@ class FeaturesDataset(PathDataset):
         return replace(self._locate(table, first), others=tuple(self._locate(table, raw) for raw in others))
 
     def _locate(self, table: pd.DataFrame, raw: dict[str, Any]) -> Features:
+        if set(raw) != {part.name for part in fields(FeatureSpec)} or "item" not in table:
+            raise InputError(f"{self.path} is of another version; replace it with kedro run --pipelines=features")
         spec: dict[str, Any] = {name: tuple(part) if isinstance(part, list) else part for name, part in raw.items()}
         return Features.locate(table, FeatureStore(self._root).open(FeatureSpec(**spec)))
 
