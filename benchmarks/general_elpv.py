@@ -21,7 +21,7 @@ from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.views import ORIGINAL
 from mpfm_kedro.parameter_checks import check_parameters
 from mpfm_kedro.parameters import Parameters
-from mpfm_kedro.pipelines.ingestion.nodes import split_normals
+from mpfm_kedro.pipelines.ingestion import split_normals
 from mpfm_kedro.protocol.runs import make_general_runs, records
 from mpfm_kedro.sources import elpv
 

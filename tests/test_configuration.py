@@ -12,12 +12,11 @@ import yaml
 from torchvision.models import get_model
 
 from mpfm_kedro import cli
-from mpfm_kedro.configuration import ProjectConfigLoader
+from mpfm_kedro.configuration import ENVIRONMENTS, ProjectConfigLoader
 from mpfm_kedro.errors import InputError
 from running import kedro
 
 PROJECT = Path(__file__).parents[1]
-ARGUMENTS = {"base_env": "base", "default_run_env": "local", "merge_strategy": {"parameters": "soft"}}
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def conf(tmp_path: Path) -> Path:
 
 
 def loader(conf: Path, **options: Any) -> ProjectConfigLoader:
-    return ProjectConfigLoader(str(conf), **(ARGUMENTS | options))
+    return ProjectConfigLoader(str(conf), **(ENVIRONMENTS | options))
 
 
 def path(loader: ProjectConfigLoader) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-PROJECT = Path(__file__).parents[1]
+from running import PROJECT
+
 PAGES = subprocess.run(
     ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
     cwd=PROJECT,
@@ -39,68 +39,46 @@ def test_links_lead_to_a_file_and_a_heading(name: str):
         assert not anchor or anchor in anchors(target), link
 
 
-def tables(page: str) -> Iterator[list[dict[str, str]]]:
-    """The tables of a page, a row as column → text without marks of places, notes and differences."""
-    for block in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE):
-        lines = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in block.splitlines()]
-        heads, _, *rows = lines
-        plain = [[re.sub(r"[*†▲▼]|</?u>", "", cell) for cell in row] for row in rows]
-        yield [dict(zip(heads, row, strict=True)) for row in plain]
-
-
 def table_with(page: str, column: str) -> list[dict[str, str]]:
-    """The first table of a page that has this column."""
-    return next(table for table in tables(page) if column in table[0])
+    """The first table of a page that has this column, without marks of places, notes and differences."""
+    for block in re.findall(r"(?:^\|.*\n)+", re.sub(r"[*†▲▼]|</?u>", "", page), re.MULTILINE):
+        heads, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()]
+        if column in heads:
+            return [dict(zip(heads, row, strict=True)) for row in rows]
+    assert not page, f"no table has the column {column}"
+    return []
 
 
-def results(name: str, column: str) -> dict[str, dict[str, str]]:
-    """Of a results page: kind of methods → method → AUC in a column, without methods that were not measured."""
-    found: dict[str, dict[str, str]] = {}
-    for row in table_with((PROJECT / f"docs/results/{name}.md").read_text(), column):
-        if not any(value for key, value in row.items() if key != "method"):
-            kind = re.split(r"[ ,]", row["method"])[0]
-            found[kind] = {}
-        elif row[column]:
-            found[kind][row["method"]] = row[column]
-    return found
-
-
-def recall(name: str, column: str) -> str:
-    """MPFM's recall at 1 % false alarms on a results page, without its interval; "" where it is undefined."""
-    section = (PROJECT / f"docs/results/{name}.md").read_text().partition("## recall at 1 %")[2]
-    rows = table_with(section, column) if section else []
-    return next((mean(row[column]) for row in rows if row["method"] == "MPFM" and row[column] != "undefined"), "")
+def cells(page: str, column: str) -> dict[str, str]:
+    """Method → cell of the first table with this column, of what was measured."""
+    return {row["method"]: row[column] for row in table_with(page, column) if row[column] not in ("", "undefined")}
 
 
 def mean(auc: str) -> str:
     return auc.split(" ")[0]
 
 
-README = (PROJECT / "README.md").read_text()
-AUCS = table_with(README, "MPFM, step 0")
+AUCS = table_with((PROJECT / "README.md").read_text(), "MPFM, step 0")
 
 
 @pytest.mark.parametrize("row", AUCS, ids=lambda row: f"{row['']}, M={row['M']}")
 def test_results_of_the_readme_are_those_of_the_pages(row: dict[str, str]):
     dataset = DATASETS[re.split(r"[ ,]", row[""])[0]]
     column = f"{'hard mean' if 'hard' in row[''] else 'general'}, M={row['M']}"
-    of_mpfm_alone = [f"{dataset}_mpfm_hard"] * ("hard" in row[""])
-    pages = [*of_mpfm_alone, f"{dataset}_mpfm", f"{dataset}_comparison"]
-    page = next(page for page in pages if (PROJECT / f"docs/results/{page}.md").is_file())
-    found = results(page, column)
-    assert row["MPFM"] == found["ours"]["MPFM"]
-    assert row["recall at 1 %"] == recall(page, column)
-    assert row["MPFM, step 0"] == mean(found["ours"]["MPFM, step 0"])
-    assert row["no defect known"] == mean(found["ours"]["MPFM, no anomaly known"])
-    assert row["published MPFM"] == mean(found["published"]["MPFM (published)"])
-    if not row["best reference"]:
-        return
-    others = results(f"{dataset}_comparison", column)
-    assert row["best reference"] == max(map(mean, others["references"].values()))
-    best = max(map(mean, others["baselines"].values()))
-    names = [name for name, auc in others["baselines"].items() if mean(auc) == best]
-    value, named = re.fullmatch(r"(\S+) \((.+)\)", row["best rebuilt baseline"]).groups()
-    assert value == best and set(named.split(", ")) == set(names)
+    names = [*[f"{dataset}_mpfm_hard"] * ("hard" in row[""]), f"{dataset}_mpfm", f"{dataset}_comparison"]
+    files = [PROJECT / f"docs/results/{name}.md" for name in names]
+    page = next(file.read_text() for file in files if file.is_file())
+    ours = cells(page, column)
+    assert row["MPFM"] == ours["MPFM"]
+    assert row["recall at 1 %"] == mean(cells(page.partition("## recall at 1 %")[2], column).get("MPFM", ""))
+    columns = {"MPFM, step 0": "MPFM, step 0", "no defect known": "MPFM, no anomaly known"}
+    columns["published MPFM"] = "MPFM (published)"
+    assert {name: row[name] for name in columns} == {name: mean(ours[method]) for name, method in columns.items()}
+    if row["best reference"]:
+        others = {method: mean(auc) for method, auc in cells(files[-1].read_text(), column).items()}
+        assert row["best reference"] in others.values()
+        best, methods = re.fullmatch(r"(\S+) \((.+)\)", row["best rebuilt baseline"]).groups()
+        assert {others[method] for method in methods.split(", ")} == {best}
 
 
 def test_page_of_parameters_is_that_of_the_present_ones():

@@ -129,16 +129,22 @@ def fits(repository: Path) -> dict[Path, int]:
     return {file: file.stat().st_mtime_ns for file in (repository / MODELS).glob("*/log/*/*.json")}
 
 
+def feature_parts(repository: Path) -> dict[Path, int]:
+    """When each part of the feature store was written."""
+    return {file: file.stat().st_mtime_ns for file in (repository / STORE).glob("*/[!.]*.keys.txt")}
+
+
 def test_reworded_code_fits_nothing_and_changes_no_result(repository: Path):
-    """Ten variables get other names: the stages that depend on the folder run, and find every fit in the memory."""
-    lock, before = repository / "dvc.lock", fits(repository)
+    """Ten variables get other names: the stages that depend on their folders run, and find all that was computed."""
+    lock, before, parts = repository / "dvc.lock", fits(repository), feature_parts(repository)
     outputs = stage_outputs(lock)
-    detectors = repository / "src/mpfm_kedro/detectors/mpfm"
-    for name in ("excess", "above", "bulk", "mean_excess", "held_out", "mean_without", "variance_without"):
-        rename(detectors / "calibration.py", name)
-    for name in ("logit", "slope", "deviation"):
-        rename(detectors / "calibration.py", name)
-    assert repro(repository) == each("prototypes", "training", "calibration", "scoring")
+    for name in ("excess", "above", "bulk", "mean_excess", "logit", "slope"):
+        rename(repository / "src/mpfm_kedro/detectors/mpfm/calibration.py", name)
+    for name in ("coarsest", "pairs", "uses", "convolution"):
+        rename(repository / "src/mpfm_kedro/backbones/backbone.py", name)
+    fitted = each("prototypes", "training", "calibration", "scoring")
+    assert repro(repository) == {"weights", "features"} | fitted
+    assert parts and feature_parts(repository) == parts
     assert before and fits(repository) == before
     assert stage_outputs(lock) == outputs
 
@@ -170,10 +176,6 @@ def test_changed_head_retrains_without_extraction(repository: Path):
 def test_an_interrupted_repro_keeps_the_features_that_it_has(repository: Path):
     replace(repository / "src/mpfm_kedro/backbones/store.py", "= 64 << 20, 2 ", "= 0, 0 ")
     shutil.rmtree(repository / STORE)
-
-    def parts() -> dict[Path, int]:
-        return {file: file.stat().st_mtime_ns for file in (repository / STORE).glob("*/[!.]*.keys.txt")}
-
     environment = os.environ | {"PYTHONPATH": str(repository / "src")}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     command, quiet = ["dvc", "repro", "features"], subprocess.DEVNULL
@@ -181,19 +183,40 @@ def test_an_interrupted_repro_keeps_the_features_that_it_has(repository: Path):
         command, cwd=repository, env=environment, stdout=quiet, stderr=quiet, start_new_session=True
     )
     deadline = time.monotonic() + 300
-    while len(parts()) < 2:
+    while len(feature_parts(repository)) < 2:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    kept = parts()
+    kept = feature_parts(repository)
     assert repro(repository, "features") == {"features"}
-    assert kept.items() < parts().items()
+    assert kept.items() < feature_parts(repository).items()
 
 
 def test_git_tracks_nothing_that_a_plain_run_writes(repository: Path):
     tracked = {Path(name) for name in call(repository, "git", "ls-files", "data").splitlines()}
     assert {file for file in tracked if file.name != ".gitkeep"} == set(METRICS.values())
+
+
+@pytest.fixture
+def fresh(clone: Path, tmp_path: Path) -> Path:
+    """A git clone with weights and no other data."""
+    call(clone, "git", "clone", "--quiet", str(clone), str(tmp_path / "fresh"))
+    shutil.copytree(clone / WEIGHTS, tmp_path / "fresh" / WEIGHTS)
+    return tmp_path / "fresh"
+
+
+def test_a_plain_run_leaves_the_working_tree_clean(fresh: Path):
+    call(fresh, "kedro", "run", "--env=test")
+    assert (fresh / "data/08_reporting/synthetic/hard/metrics.json").is_file()
+    assert call(fresh, "git", "status", "--porcelain") == ""
+
+
+def test_a_comparison_runs_in_the_environment_of_dvc_too(fresh: Path):
+    few = "comparison.settings=general,comparison.n_anomalies=3,comparison.steps=2"
+    call(fresh, "kedro", "run", "--env=dvc_test", "--pipelines=comparison", f"--params={few}")
+    assert (pd.read_csv(fresh / "data/08_reporting/synthetic/comparison/table.csv")["seconds"] > 0).any()
+    assert call(fresh, "git", "status", "--porcelain") == ""
 
 
 def test_pull_restores_a_clone_without_computing(repository: Path, tmp_path: Path):

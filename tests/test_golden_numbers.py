@@ -5,8 +5,6 @@ numbers without a new version would mix old with new: this is where it shows. To
 ``PYTHONPATH=tests python tests/test_golden_numbers.py``.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable

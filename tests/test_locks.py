@@ -115,15 +115,9 @@ def test_folder_that_cannot_be_written_is_named(tmp_path):
 # which parameters decide the tables
 
 PARAMETERS: dict[str, Any] = {
-    **{
-        "dataset": "synthetic",
-        "name": "synthetic",
-        "category": "all",
-        "data_root": "data/01_raw",
-        "image_size": 64,
-        "backbone": "resnet18",
-    },
-    **{"output_root": "out", "n_anomalies": 3, "ingestion": {"split_by_item": False}},
+    **{"dataset": "synthetic", "name": "synthetic", "category": "all", "data_root": "data/01_raw"},
+    **{"image_size": 64, "backbone": "resnet18", "output_root": "out", "n_anomalies": 3},
+    "ingestion": {"split_by_item": False},
     "features": {"layers": ["auto"], "batch_size": 32, "workers": 1, "compile": False},
 }
 
@@ -203,6 +197,3 @@ def test_runs_of_one_process_follow_each_other(release, tmp_path):
         getattr(first, release)()
     other.lock(STUDY)
     other.end()
-
-
-# two real runs

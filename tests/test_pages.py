@@ -1,4 +1,4 @@
-"""The pages of the inspection line in a real browser (Debian's chromium): what people see and click."""
+"""The pages of the inspection line in a real browser: what people see and click."""
 
 from __future__ import annotations
 
@@ -18,39 +18,7 @@ from mpfm_kedro.reports.predictions import write_page
 from production_models import INGESTION, INSPECTION
 from serving import make_state, serving
 
-CHROMIUM = shutil.which("chromium")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-FLAGS += ["--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
 PHONE = {"width": 390, "height": 800}
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no browser is found: install Debian's package chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def window(chromium: Any) -> Iterator[Any]:
-    """A window in which no page may have an error."""
-    errors: list[str] = []
-    shown = chromium.new_page(viewport={"width": 1000, "height": 1100})
-    shown.set_default_timeout(120_000)
-    shown.on("pageerror", lambda error: errors.append(str(error)))
-    yield shown
-    shown.close()
-    assert not errors
-
-
-@pytest.fixture(scope="module")
-def inspector(model_folder: Path) -> Inspector:
-    return Inspector.load(model_folder, "cpu")
 
 
 @pytest.fixture
@@ -99,7 +67,7 @@ def shown(window: Any) -> list[str]:
     return [article.get_attribute("data-decision") for article in articles]
 
 
-def test_predictions_can_be_filtered_and_looked_into(window: Any, page: Path):
+def test_predictions_can_be_filtered_looked_into_and_read_on_a_phone(window: Any, page: Path):
     window.goto(page.as_uri())
     assert shown(window) == ["defective"] * 3 + ["good"] * 4 + ["error"]
     for name, number in (("defective", 3), ("good", 4), ("error", 1)):
@@ -112,12 +80,7 @@ def test_predictions_can_be_filtered_and_looked_into(window: Any, page: Path):
         picture.scroll_into_view_if_needed()
         picture.evaluate("image => image.decode()")
         assert picture.evaluate("image => image.naturalWidth") > 20
-
-
-def test_predictions_fit_on_a_phone(window: Any, page: Path):
     window.set_viewport_size(PHONE)
-    window.goto(page.as_uri())
-    window.locator("details summary").first.click()
     assert window.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
@@ -151,14 +114,8 @@ def test_images_are_inspected_marked_and_decided_anew(window: Any, address: str,
     assert window.get_by_text("It is a defect").count() == 1
 
 
-def test_the_app_fits_on_a_phone(window: Any, address: str):
+def test_a_file_dropped_on_a_phone_wide_page_is_inspected(window: Any, address: str, images: Path):
     window.set_viewport_size(PHONE)
-    window.goto(address)
-    window.locator("#results img").wait_for()
-    assert window.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-
-
-def test_a_dropped_file_is_inspected(window: Any, address: str, images: Path):
     window.goto(address)
     window.locator("#results img").wait_for()
     content = list((images / "spot/001.png").read_bytes())
@@ -173,6 +130,7 @@ def test_a_dropped_file_is_inspected(window: Any, address: str, images: Path):
     window.locator("#drop").dispatch_event("drop", {"dataTransfer": transfer})
     window.locator("article").wait_for()
     assert "dropped.png" in window.locator("article").inner_text()
+    assert window.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
 def test_another_site_cannot_use_the_app(chromium: Any, address: str, state: AppState, images: Path):

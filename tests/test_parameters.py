@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kedro.config import OmegaConfigLoader
 
+from mpfm_kedro.configuration import ENVIRONMENTS
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.parameter_checks import check_parameters
 from mpfm_kedro.parameters import Parameters
@@ -18,15 +19,8 @@ PROJECT = Path(__file__).parents[1]
 
 
 def load(env: str | None = None) -> dict[str, Any]:
-    loader = OmegaConfigLoader(
-        str(PROJECT / "conf"),
-        env=env,
-        base_env="base",
-        default_run_env="base",
-        config_patterns={"parameters": ["parameters*"]},
-        merge_strategy={"parameters": "soft"},
-    )
-    return loader["parameters"]
+    """As Kedro merges them, without what the project adds."""
+    return OmegaConfigLoader(str(PROJECT / "conf"), env=env, **ENVIRONMENTS)["parameters"]
 
 
 BASE = load()
@@ -68,10 +62,7 @@ def test_every_environment_is_valid(env):
         ({"n_anomalis": 1}, "Unknown parameter 'n_anomalis': did you mean 'n_anomalies'?"),
         ({"datset": "elpv"}, "Unknown parameter 'datset': did you mean 'dataset'?"),
         ({"training__epoch": 3}, "Unknown parameter 'training.epoch': did you mean 'training.epochs'?"),
-        (
-            {"features__statistic": ["mean"]},
-            "Unknown parameter 'features.statistic': did you mean 'features.statistics'?",
-        ),
+        ({"features__statistic": []}, "Unknown parameter 'features.statistic': did you mean 'features.statistics'?"),
         ({"epochs.": 3}, "Unknown parameter 'epochs.': did you mean 'training.epochs'?"),
         ({"epoch": 3}, "Unknown parameter 'epoch': did you mean 'training.epochs'?"),
         ({"trainig": {"epochs": 3}}, "Unknown parameter 'trainig': did you mean 'training'?"),
@@ -144,15 +135,8 @@ def test_several_problems_are_all_named():
     values = changed(n_anomalis=1, n_seeds=0, training__epoch=1, training__hidden="wide", features__layers=[])
     del values["backbone"]
     text = message(values)
-    for name in (
-        "n_anomalis",
-        "n_seeds",
-        "training.epoch",
-        "training.hidden",
-        "features.layers",
-        "'backbone' is missing",
-    ):
-        assert name in text
+    named = ["n_anomalis", "n_seeds", "training.epoch", "training.hidden", "features.layers", "'backbone' is missing"]
+    assert all(name in text for name in named)
     assert len(text.splitlines()) == 6
 
 
@@ -168,6 +152,4 @@ def test_kedro_run_ends_with_one_clear_line():
 @pytest.mark.parametrize(("section", "example"), [("training", "training.epochs"), ("protocol", "known_class")])
 def test_a_section_that_is_set_as_a_whole_is_refused_in_plain_words(section, example):
     expected = f"Parameter '{section}' = 3: is a section; set one of its keys, for example {example}"
-    with pytest.raises(InputError) as raised:
-        check_parameters(changed(**{section: 3}))
-    assert str(raised.value) == expected
+    assert message(changed(**{section: 3})) == expected

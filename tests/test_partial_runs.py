@@ -56,6 +56,12 @@ def test_what_would_be_ignored_is_an_error(root: Path, arguments: list[str], par
     assert state(root) == before
 
 
+def test_a_namespace_that_does_not_exist_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("KEDRO_ENV", "test")
+    done = kedro("run", "--namespaces=hard.training", "--params=training.head_epochs=3")
+    assert done.returncode != 0 and "hard.training" in done.stderr
+
+
 def test_a_parameter_of_a_node_that_runs_has_an_effect(root: Path):
     before = state(root)
     done = run(root, "--tags=train_mpfm,calibrate_scores", params="training.epochs=3")

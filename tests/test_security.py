@@ -21,7 +21,7 @@ from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.inspection.collection import COLUMNS, Collection
 from mpfm_kedro.inspection.model import CARD, load_model
 from mpfm_kedro.parameters import IngestionParameters
-from mpfm_kedro.pipelines.ingestion.nodes import list_samples
+from mpfm_kedro.pipelines.ingestion import list_samples
 from mpfm_kedro.protocol.methods import from_json
 
 SOURCES = Path(__file__).parents[1] / "src/mpfm_kedro"

@@ -18,11 +18,6 @@ HERE = "http://127.0.0.1:8040"
 
 
 @pytest.fixture(scope="session")
-def inspector(model_folder: Path) -> Inspector:
-    return Inspector.load(model_folder, "cpu")
-
-
-@pytest.fixture(scope="session")
 def raw(fitted_project: Path) -> Path:
     """Folders good, spot and scratch with images."""
     return fitted_project / "raw/synthetic"

@@ -7,37 +7,18 @@ import io
 import os
 import re
 import socket
-import struct
-import zlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
+from fuzzing.seeds import array_that_claims, png_that_claims
 from mpfm_kedro.app import server, session
 
 
 def png(size=(40, 30), colour=(90, 90, 90)) -> bytes:
     content = io.BytesIO()
     Image.new("RGB", size, colour).save(content, format="png")
-    return content.getvalue()
-
-
-def bomb(side: int) -> bytes:
-    """A PNG of a few bytes that claims to be large."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
-
-
-def array_bomb() -> bytes:
-    content = io.BytesIO()
-    header = {"descr": "|u1", "fortran_order": False, "shape": (100_000, 100_000)}
-    np.lib.format.write_array_header_1_0(content, header)
     return content.getvalue()
 
 
@@ -82,9 +63,13 @@ def test_names_are_escaped(visitor):
         ("a.png", b"", "cannot be used"),
         ("a.png", b"no image", "not an image of"),
         ("cut.png", png((400, 400))[:200], "cannot be used"),
-        ("bomb.png", bomb(60_000), "more pixels than the 50 megapixels that this page takes"),
-        ("bomb.png", bomb(8_000), "8000 x 8000 pixels, more than the 50 megapixels that this page takes"),
-        ("bomb.npy", array_bomb(), "more than the 50 megapixels that this page takes"),
+        ("bomb.png", png_that_claims(60_000, 60_000), "more pixels than the 50 megapixels that this page takes"),
+        (
+            "bomb.png",
+            png_that_claims(8_000, 8_000),
+            "8000 x 8000 pixels, more than the 50 megapixels that this page takes",
+        ),
+        ("bomb.npy", array_that_claims(100_000, 100_000), "more than the 50 megapixels that this page takes"),
         ("deep.npy", b"\x93NUMPY" + bytes(80), "cannot be used"),
         ("a.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n", "images end in"),
         ("eps.png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "not an image of"),

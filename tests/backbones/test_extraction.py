@@ -1,7 +1,5 @@
 """The frozen backbone: which layers it reads, and that its numbers are the network's own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Backbones by name: what is refused, models of timm, and which code each depends on."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

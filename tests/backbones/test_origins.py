@@ -1,7 +1,5 @@
 """Origins of weights: what files and wheels hold, what the network answers, and what is never run."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

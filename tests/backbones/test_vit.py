@@ -1,7 +1,5 @@
 """DINOv2: the rebuilt network is that of the ONNX graph, for any size, under every name of its tensors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Weights: the digest, the order of the origins, the cached copy and each way it can go wrong."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

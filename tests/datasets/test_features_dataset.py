@@ -72,6 +72,14 @@ def test_backbones_beside_are_found_again(dataset, stores):
     assert beside.store.pooled[beside.rows(["b", "a"])].tolist() == [[2, 20], [1, 10]]
 
 
+def test_features_of_another_version_are_named(dataset):
+    file = dataset.load().store.folder.parents[1] / "index/features.parquet"
+    table = pd.read_parquet(file)
+    table.drop(columns="item").to_parquet(file)
+    with pytest.raises(InputError, match=r"features\.parquet is of another version; replace it with kedro run"):
+        dataset.load()
+
+
 def test_rows_follow_a_store_that_was_written_in_another_order(dataset, stores):
     stores.free(SPEC.digest)
     write(stores, list(VALUES)[::-1])

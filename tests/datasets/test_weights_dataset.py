@@ -10,7 +10,7 @@ import torchvision
 from safetensors.torch import load_file, save_file
 
 from mpfm_kedro.backbones.weights import digest
-from mpfm_kedro.datasets.weights import BackboneWeightsDataset
+from mpfm_kedro.datasets.features import BackboneWeightsDataset
 
 NAME = "squeezenet1_1"  # small
 

@@ -1,7 +1,5 @@
 """Synthetic trials: tables of scores and costs in the columns that evaluation reads."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

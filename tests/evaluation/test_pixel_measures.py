@@ -1,7 +1,5 @@
 """Pixel measures are those of their definitions: worked by hand, by scikit-learn, and region by region."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

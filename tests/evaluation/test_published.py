@@ -1,7 +1,5 @@
 """Published figures are complete, and carry names that the sources know."""
 
-from __future__ import annotations
-
 import pytest
 
 from evaluation.synthetic_trials import one

@@ -1,7 +1,5 @@
 """Mean ranks and tests over datasets, against scipy and printed critical values."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

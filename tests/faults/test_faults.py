@@ -201,7 +201,7 @@ FAULTS = {
     main_killed: (("features", "training"), STAGES),
     worker_killed: (("features", "prototypes"), WITH_WORKERS),
     two_processes: (("runs",), STAGES),
-    disk_full: (("features", "prototypes", "evaluation"), STAGES),
+    disk_full: (("features", "evaluation"), STAGES),
     permission_lost: (("runs",), STAGES),
 }
 
@@ -277,11 +277,17 @@ KINDS = {
     "trial table": Kind("06_models/synthetic/hard/models.parquet", "calibration", "scoring"),
     "score table": Kind("07_model_output/synthetic/hard/scores.parquet", "scoring", "evaluation"),
 }
+READ_ALIKE = {"run table", "trial table"}  # as the sample table
 
 
 @pytest.mark.parametrize(
     ("kind", "damage"),
-    [(kind, damage) for kind in KINDS for damage in KINDS[kind].damages[: None if EVERYTHING else 1]],
+    [
+        (kind, damage)
+        for kind in KINDS
+        if EVERYTHING or kind not in READ_ALIKE
+        for damage in KINDS[kind].damages[: None if EVERYTHING else 1]
+    ],
 )
 def test_a_damaged_file_of_another_stage_is_named_in_one_line(kind: str, damage: str, whole: Project, folder: Path):
     pattern, maker, reader, _, deleted = KINDS[kind]
@@ -291,7 +297,7 @@ def test_a_damaged_file_of_another_stage_is_named_in_one_line(kind: str, damage:
     file = min(folder.glob(pattern))
     harm(file, damage)
     line = refused(project.start(reader))
-    assert str(file.parent) in line, line
+    assert str(file) in line, line
     if advice := re.search(r"delete (\S+) and start again", line):
         Path(advice[1]).unlink()
     project.run(*dict.fromkeys((maker, reader)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import random
+import struct
+import zlib
 from functools import cache
 
 import numpy as np
@@ -56,6 +58,25 @@ def images() -> list[tuple[str, bytes]]:
     kinds = [deep.astype(kind) for kind in (np.uint8, np.float32, bool, object)]
     arrays = [deep, np.stack([deep] * 3, -1), *kinds]
     return found + [(f"{number}.npy", _array(values)) for number, values in enumerate(arrays)]
+
+
+def chunk(name: bytes, body: bytes) -> bytes:
+    """A part of a PNG file."""
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+def png_that_claims(width: int, height: int) -> bytes:
+    """A PNG of a few bytes whose header claims this size."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 99)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+def array_that_claims(*shape: int) -> bytes:
+    """An array of a few bytes whose header claims this shape."""
+    content = io.BytesIO()
+    np.lib.format.write_array_header_1_0(content, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    return content.getvalue() + b"\0" * 99
 
 
 def damaged(content: bytes, seed: int) -> bytes:

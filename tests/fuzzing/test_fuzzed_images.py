@@ -17,7 +17,7 @@ from fuzzing.conftest import inputs
 from fuzzing.seeds import damaged_images
 from mpfm_kedro.app.learning import Job
 from mpfm_kedro.app.server import AppState, create_app
-from mpfm_kedro.app.session import Session, check_file, read
+from mpfm_kedro.app.session import Session
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.inspection.inspector import Inspector, read_image
@@ -52,16 +52,6 @@ def test_an_image_to_inspect_is_read_or_refused(image, pixel_range, tmp_path, at
     attempt(lambda: read_image(tmp_path / name, pixel_range).convert("L"), InputError)
 
 
-@inputs(12_000)
-@given(image=damaged_images(), name=st.none() | st.text(max_size=40), pixel_range=RANGES)
-def test_an_upload_is_read_or_refused(image, name, pixel_range, attempt):
-    def upload() -> None:
-        check_file(name or image[0], image[1])
-        read(name or image[0], image[1], pixel_range).convert("L")
-
-    attempt(upload, InputError)
-
-
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClient, dict[str, str]]]:
     """The page of a small model, and what a browser sends that has loaded it."""
@@ -73,7 +63,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClient,
         yield client, {"Origin": here, "X-Token": token[1]}
 
 
-@inputs(1_500)
+@inputs(6_000)
 @given(image=damaged_images(), name=st.none() | st.text(max_size=40))
 def test_the_page_answers_every_upload(image, name, page, attempt):
     client, headers = page

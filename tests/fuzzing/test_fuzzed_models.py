@@ -39,12 +39,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @inputs(4_000)
 @given(data=st.data())
-def test_a_foreign_card_gives_a_model_or_is_refused(data, folder, attempt):
+def test_a_foreign_or_damaged_card_gives_a_model_or_is_refused(data, folder, attempt):
     own = folder.with_name("foreign")
     card = json.loads((folder / CARD).read_text())
     set_somewhere(data, card)
-    (own / CARD).write_text(json.dumps(card))
-    attempt(lambda: load_model(own), InputError)
+    for content in (json.dumps(card).encode(), damaged((folder / CARD).read_bytes(), data.draw(SEEDS))):
+        (own / CARD).write_bytes(content)
+        attempt(lambda: load_model(own), InputError)
 
 
 @inputs(4_000)
@@ -59,14 +60,6 @@ def test_a_foreign_file_of_a_model_gives_a_model_or_is_refused(data, folder, att
     (own / CARD).write_text(json.dumps(card))
     attempt(lambda: load_model(own), InputError)
     shutil.copyfile(folder / name, own / name)
-
-
-@inputs(3_000)
-@given(seed=SEEDS)
-def test_a_damaged_card_gives_a_model_or_is_refused(seed, folder, attempt):
-    own = folder.with_name("foreign")
-    (own / CARD).write_bytes(damaged((folder / CARD).read_bytes(), seed))
-    attempt(lambda: load_model(own), InputError)
 
 
 @inputs(100, least=4)

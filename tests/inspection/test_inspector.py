@@ -16,16 +16,12 @@ from mpfm_kedro.detectors.mpfm.detector import load
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.proportions import cut_padding, pad_to_square
 from mpfm_kedro.inspection.inspector import Inspector
+from mpfm_kedro.inspection.model import Gallery
 from mpfm_kedro.inspection.predictions import PredictionLog, predict_files
 from mpfm_kedro.inspection.preparation import read_image
-from mpfm_kedro.inspection.thresholds import DEFECTIVE, GOOD, UNCERTAIN
+from mpfm_kedro.inspection.thresholds import DEFECTIVE
 from mpfm_kedro.protocol.data import select
 from production_models import made_image, made_model
-
-
-@pytest.fixture(scope="module")
-def inspector(model_folder):
-    return Inspector.load(model_folder, "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -70,22 +66,37 @@ def test_regions_are_where_the_defect_is(files, predictions):
     assert len(inside) >= 12 and np.mean(inside) > 0.5
 
 
-def test_another_rate_needs_no_training(inspector, files, predictions):
-    highest = max(own.score for own in predictions)
-    strict = inspector.threshold_for(0.001, 0.95)
-    loose = inspector.threshold_for(0.3, 0.95)
-    assert loose.defective < strict.defective < highest
-    scores = sorted(inspector.normal_scores)
-    assert inspector.predict(files[0], loose).decision in (GOOD, UNCERTAIN, DEFECTIVE)
-    assert scores[0] < loose.defective
-
-
 def test_the_nearest_images_are_of_the_kind_that_was_asked_for(inspector, files):
     normals, anomalies = inspector.explain(inspector.predict(files[0]))
     assert [own.defect_class for own in normals] == [""] * 4 and len(anomalies) == 1 and anomalies[0].defect_class
     assert normals[0].sample_id.endswith(files[0].name) and normals[0].distance < 0.05  # it is in the gallery itself
     assert [own.distance for own in normals] == sorted(own.distance for own in normals)
     assert normals[0].thumbnail[:2] == b"\xff\xd8"
+
+
+def test_shares_are_sums_over_all_backbones():
+    small = Inspector(made_model(("resnet18", 64), ("resnet18", 48)), "cpu")
+    prediction = small.predict(made_image(np.random.default_rng(0), defect=True))
+    assert sum(prediction.shares.values()) == pytest.approx(prediction.score)
+
+
+def test_the_nearest_images_of_the_gallery_are_found():
+    model = made_model()
+    rng = np.random.default_rng(0)
+    z = rng.normal(scale=rng.uniform(0.5, 3, (40, 1)), size=(40, model.card["backbones"][0]["pooled_size"]))
+    names = [f"{i}" for i in range(40)]
+    classes = np.where(np.arange(40) % 4 == 0, "spot", "")
+    table = pd.DataFrame({"sample_id": names, "defect_class": classes, "thumbnail": b"jpeg"})
+    small = Inspector(replace(model, gallery=Gallery(table, z.astype(np.float32))), "cpu")
+    prediction = small.predict(made_image(rng))
+    normals, anomalies = small.explain(prediction, nearest=3)
+    distance = np.sqrt(np.square(z - prediction.z).mean(1))
+    order = np.argsort(distance)
+    expected = [i for i in order if classes[i] == ""][:3], [i for i in order if classes[i]][:1]
+    for found, places in zip((normals, anomalies), expected, strict=True):
+        assert [own.sample_id for own in found] == [names[i] for i in places]
+        assert [own.distance for own in found] == pytest.approx(distance[places], rel=1e-4)
+        assert {own.defect_class for own in found} == {classes[places[0]]}
 
 
 @pytest.mark.parametrize(
@@ -113,13 +124,6 @@ def test_deep_arrays_are_scaled_by_the_range_of_the_model():
 def test_values_of_another_camera_are_refused_with_the_numbers():
     with pytest.raises(InputError, match=r"4000 to 60000; those that the model has learned from are in 0\.\.4095"):
         read_image(np.array([[5000, 4000], [60000, 60000]], np.uint16), "0..4095")
-
-
-def test_files_that_cannot_be_read_are_named(tmp_path):
-    (tmp_path / "cut.png").write_bytes(b"\x89PNG\r\n")
-    for name in ("cut.png", "missing.png"):
-        with pytest.raises(InputError, match=name):
-            read_image(tmp_path / name, "")
 
 
 def test_the_network_of_an_inspector_that_is_gone_is_freed_by_the_next(model_folder):

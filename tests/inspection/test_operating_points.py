@@ -86,3 +86,17 @@ def test_the_normals_that_decide_the_threshold_are_named():
 @pytest.mark.parametrize(("share", "text"), [(1.0, "100 %"), (0.4444, "44 %"), (0.00123, "0.12 %"), (0.0, "0 %")])
 def test_shares_are_written_without_exponents(share: float, text: str):
     assert percent(share, 2) == text
+
+
+def test_rarity_is_capped_by_the_number_of_good_images():
+    held_out = held_out_scores(np.arange(100.0), np.array([3.0]))
+    assert held_out.describe_parts({"g": 1e9, "a": 97.0, "r": 50.0, "n": -1e9}) == {
+        "g": "higher than any of 100 good images",
+        "a": "about 1 in 33 good images scores so high",
+        "r": "about 1 in 2 good images scores so high",
+        "n": "lower than any of 100 good images",
+    }
+    assert held_out.describe_parts({"a": 40.0, "n": 99.0}) == {
+        "a": "most good images score so high",
+        "n": "most good images score so low",
+    }

@@ -12,11 +12,6 @@ from mpfm_kedro.inspection.inspector import Inspector
 from mpfm_kedro.inspection.predictions import COLUMNS, ERROR, PredictionLog, overlay_path, predict_files
 
 
-@pytest.fixture(scope="module")
-def inspector(model_folder):
-    return Inspector.load(model_folder, "cpu")
-
-
 @pytest.fixture
 def folder(fitted_project, tmp_path):
     """Five images, nested, one of which cannot be read."""

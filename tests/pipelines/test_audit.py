@@ -9,20 +9,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from kedro.framework.session import KedroSession
-from kedro.framework.startup import bootstrap_project
 from PIL import Image
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader, dhash
 from mpfm_kedro.images.near import near_sets
 from mpfm_kedro.parameters import IngestionParameters
-from mpfm_kedro.pipelines.audit.nodes import audit_samples, find_repeats, list_findings
-from mpfm_kedro.pipelines.ingestion.nodes import check_images, split_normals
+from mpfm_kedro.pipelines.audit import audit_samples, find_repeats, list_findings
+from mpfm_kedro.pipelines.ingestion import check_images, split_normals
 from mpfm_kedro.sources import get_source
 from mpfm_kedro.sources.samples import sample, sample_table
+from running import PROJECT, run
 
-PROJECT = Path(__file__).parents[2]
 DATA = PROJECT.parent / "shared" / "data"
 STRICT = IngestionParameters(allow_partial=True, max_unreadable_share=0.5, max_megapixels=100)
 BY_ITEM, DROPPING = (STRICT.model_copy(update={name: True}) for name in ("split_by_item", "drop_duplicates"))
@@ -274,12 +272,8 @@ def test_pipelines_write_tables_and_sheets(tmp_path):
         (tmp_path / "raw" / kind).mkdir(parents=True)
         for name, number in enumerate(numbers):
             picture(number).save(tmp_path / "raw" / kind / f"{name}.png")
-    bootstrap_project(PROJECT)
-    own = {"dataset": "folder", "data_root": str(tmp_path / "raw"), "output_root": str(tmp_path / "out")}
-    own |= {"ingestion": {"drop_duplicates": True, "split_by_item": True}}
     for pipeline in ("audit", "datasets"):
-        with KedroSession.create(PROJECT, env="test", runtime_params=own) as session:
-            session.run(pipeline_names=[pipeline])
+        run(pipeline, tmp_path, dataset="folder", ingestion={"drop_duplicates": True, "split_by_item": True})
     reports = tmp_path / "out" / "08_reporting"
     audit = pd.read_csv(reports / "raw" / "audit.csv")
     assert row(audit, "exact duplicates", "all") == (2, 4, 2)

@@ -20,7 +20,7 @@ from mpfm_kedro.evaluation.measures import (
     summarise_without_repeats,
 )
 from mpfm_kedro.parameters import IngestionParameters
-from mpfm_kedro.pipelines.ingestion.nodes import refuse_wrong_split, split_normals
+from mpfm_kedro.pipelines.ingestion import refuse_wrong_split, split_normals
 from mpfm_kedro.sources.repeats import DROPPED, LEAK, content, joined_items
 
 PLAIN = IngestionParameters(allow_partial=True, max_unreadable_share=0, max_megapixels=1)

@@ -98,11 +98,6 @@ def test_range_of_a_deep_image_is_part_of_its_content_and_eight_bits_stay_as_the
     assert row_keys(deep).tolist() == ["hash@0..1||original"] * 2 + ["hash||original", "hash||hflip"]
 
 
-def test_samples_of_an_older_version_are_named():
-    with pytest.raises(InputError, match="kedro run --pipelines=ingestion"):
-        plan_views(SAMPLES.drop(columns="item"), SIZE, parameters())
-
-
 def test_deep_images_have_the_features_of_eight_bits_and_another_range_is_never_mistaken(images, weights, tmp_path):
     eight = np.asarray(images.read("0.png"))
     np.save(images.folder / "0.npy", eight / np.float32(255))

@@ -24,7 +24,7 @@ from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.parameters import FeatureParameters, IngestionParameters, ProtocolParameters
 from mpfm_kedro.pipelines.features import plan_views
-from mpfm_kedro.pipelines.ingestion.nodes import check_images, list_samples, refuse_wrong_split, split_normals
+from mpfm_kedro.pipelines.ingestion import check_images, list_samples, refuse_wrong_split, split_normals
 from mpfm_kedro.protocol.runs import make_general_runs, make_hard_runs
 from mpfm_kedro.sources import get_source
 from mpfm_kedro.sources.samples import sample, sample_table

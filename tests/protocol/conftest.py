@@ -1,4 +1,4 @@
-"""Fits in this process, where a test needs to see or to interrupt them."""
+"""The parameters of the project; fits in this process, where a test needs to see or to interrupt them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from mpfm_kedro.parameters import Parameters
+from protocol.small_tables import project_parameters
+
+
+@pytest.fixture(scope="session")
+def parameters() -> Parameters:
+    """Those of conf/base, which are frozen."""
+    return project_parameters()
 
 
 @pytest.fixture

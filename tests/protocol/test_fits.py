@@ -15,6 +15,7 @@ from mpfm_kedro.detectors.mpfm import stages
 from mpfm_kedro.detectors.mpfm.specification import STAGES
 from mpfm_kedro.parameters import Parameters
 from mpfm_kedro.pipelines.mpfm import initialise_prototypes, train_mpfm
+from mpfm_kedro.protocol.fits import Plan
 from mpfm_kedro.protocol.memory import Checkpoint, Memory
 from mpfm_kedro.protocol.methods import Method, ablated_methods, rows_of_mpfm, to_json
 from mpfm_kedro.protocol.runs import make_hard_runs, make_study_runs
@@ -25,7 +26,6 @@ from protocol.small_tables import (
     fake_features,
     marked_features,
     plan_mpfm,
-    project_parameters,
     protocol,
     sample_table,
     small_parameters,
@@ -37,17 +37,15 @@ TRAINED, STEP_0, UNTRAINED = rows_of_mpfm()
 
 
 @pytest.fixture(scope="module")
-def parameters() -> Parameters:
-    return project_parameters()
-
-
-@pytest.fixture(scope="module")
 def features(tmp_path_factory) -> Features:
     return fake_features(SAMPLES, tmp_path_factory.mktemp("features"))
 
 
 def with_methods(*methods: Method, runs: pd.DataFrame = RUNS) -> pd.DataFrame:
     return runs.assign(methods=to_json(methods))
+
+
+ONE_RUN = with_methods(TRAINED, runs=RUNS[:1])
 
 
 def keys(trials: list[Trial], stage: str) -> set[str]:
@@ -93,7 +91,7 @@ def test_a_setting_and_new_names_find_what_a_study_has_fitted(features, paramete
 def test_each_backbone_has_its_own_fits(features, parameters, tmp_path):
     other = replace(features.store, spec=replace(features.store.spec, backbone="dinov2_vits14"))
     both = replace(features, others=(replace(features, store=other),))
-    (trial,) = plan_mpfm(with_methods(TRAINED, runs=RUNS[:1]), both, parameters)
+    (trial,) = plan_mpfm(ONE_RUN, both, parameters)
     assert list(trial.fits) == ["prototypes", "prototypes_2", "training", "training_2", "calibration"]
     assert len(set(trial.fits.values())) == 5
     assert not set(trial.fits.values()) & set(plan_mpfm(with_methods(TRAINED), features, parameters)[0].fits.values())
@@ -143,27 +141,34 @@ def changed(parameters: Parameters, group: str, **values: object) -> Parameters:
     ],
 )
 def test_a_parameter_changes_the_stage_that_reads_it_and_all_after(features, parameters, group, values, first):
-    runs = with_methods(TRAINED, runs=RUNS[:1])
-    (before,), (after,) = (plan_mpfm(runs, features, own) for own in (parameters, changed(parameters, group, **values)))
+    both = parameters, changed(parameters, group, **values)
+    (before,), (after,) = (plan_mpfm(ONE_RUN, features, chosen) for chosen in both)
     assert [before.fits[stage] != after.fits[stage] for stage in STAGES] == [number >= first for number in range(3)]
 
 
 def test_features_libraries_and_seed_are_part_of_every_key(features, parameters, monkeypatch):
-    runs = with_methods(TRAINED, runs=RUNS[:1])
-    before = set(plan_mpfm(runs, features, parameters)[0].fits.values())
-    assert not before & set(plan_mpfm(runs.assign(seed=7), features, parameters)[0].fits.values())
+    before = set(plan_mpfm(ONE_RUN, features, parameters)[0].fits.values())
+    assert not before & set(plan_mpfm(ONE_RUN.assign(seed=7), features, parameters)[0].fits.values())
     other = replace(features, store=replace(features.store, spec=replace(features.store.spec, image_size=96)))
-    assert not before & set(plan_mpfm(runs, other, parameters)[0].fits.values())
+    assert not before & set(plan_mpfm(ONE_RUN, other, parameters)[0].fits.values())
     monkeypatch.setattr("mpfm_kedro.protocol.fits.library_versions", lambda: {"torch": "99"})
-    assert not before & set(plan_mpfm(runs, features, parameters)[0].fits.values())
+    assert not before & set(plan_mpfm(ONE_RUN, features, parameters)[0].fits.values())
 
 
 def test_a_new_version_of_a_stage_fits_it_and_all_after_again(features, parameters, monkeypatch):
-    runs = with_methods(TRAINED, runs=RUNS[:1])
-    (before,) = plan_mpfm(runs, features, parameters)
+    (before,) = plan_mpfm(ONE_RUN, features, parameters)
     monkeypatch.setitem(STAGES, "training", STAGES["training"] + 1)
-    (after,) = plan_mpfm(runs, features, parameters)
+    (after,) = plan_mpfm(ONE_RUN, features, parameters)
     assert {stage for stage in STAGES if before.fits[stage] != after.fits[stage]} == {"training", "calibration"}
+
+
+def first_stage(features: Features, parameters: Parameters) -> Plan:
+    return initialise_prototypes(ONE_RUN, features, parameters.prototypes, parameters.repairs, COMPUTE)
+
+
+def second_stage(features: Features, parameters: Parameters) -> Plan:
+    trials = Trials(first_stage(features, parameters).tabulate(MEMORY), MEMORY)
+    return train_mpfm(trials, features, parameters.training, parameters.repairs, COMPUTE)
 
 
 def test_a_stage_that_runs_with_other_anomalies_share_sees_none_of_them(features, parameters, tmp_path, monkeypatch):
@@ -171,10 +176,7 @@ def test_a_stage_that_runs_with_other_anomalies_share_sees_none_of_them(features
         return Artefact({"known": torch.tensor(data.n_known)})
 
     monkeypatch.setattr(stages, "fit_prototypes", count_known)
-    plan = initialise_prototypes(
-        with_methods(TRAINED, runs=RUNS[:1]), features, parameters.prototypes, parameters.repairs, COMPUTE
-    )
-    (task,) = plan.tasks
+    (task,) = first_stage(features, parameters).tasks
     replace(task, memory=Memory(tmp_path)).work()
     assert Memory(tmp_path).load(task.entry).tensors["known"] == 0
     assert RUNS["n_anomalies"].iloc[0] == 10
@@ -252,27 +254,24 @@ def test_an_interrupted_fit_resumes_from_its_checkpoint_with_equal_bytes(
 
 
 def test_epochs_of_a_running_fit_are_those_of_its_checkpoint(features, parameters, tmp_path):
-    runs = with_methods(TRAINED, runs=RUNS[:1])
-    first = initialise_prototypes(runs, features, parameters.prototypes, parameters.repairs, COMPUTE)
-    trials = Trials(first.tabulate(MEMORY), MEMORY)
-    (task,) = train_mpfm(trials, features, parameters.training, parameters.repairs, COMPUTE).tasks
-    task = replace(task, memory=Memory(tmp_path))
-    assert replace(first.tasks[0], memory=task.memory).epochs() == (0, 0)
+    memory = Memory(tmp_path)
+    (first,), (task,) = (
+        [replace(task, memory=memory) for task in stage(features, parameters).tasks]
+        for stage in (first_stage, second_stage)
+    )
+    assert first.epochs() == (0, 0)
     assert task.epochs() == (0, parameters.training.epochs)
     for epoch in (3, 4):
-        task.memory.checkpoint(task.entry).save(Artefact({}, {"epoch": epoch}))
+        memory.checkpoint(task.entry).save(Artefact({}, {"epoch": epoch}))
         assert task.epochs() == (epoch, parameters.training.epochs)
 
 
 def test_the_progress_of_a_plan_counts_epochs(features, parameters, tmp_path, monkeypatch):
-    runs = with_methods(TRAINED, runs=RUNS[:1])
-    first = initialise_prototypes(runs, features, parameters.prototypes, parameters.repairs, COMPUTE)
-    trials = Trials(first.tabulate(MEMORY), MEMORY)
     counted = []
 
     def count(work, tasks, label, compute, total, need, epochs) -> None:
         counted.extend(epochs(task) for task in tasks)
 
     monkeypatch.setattr("mpfm_kedro.protocol.fits.map_tasks", count)
-    train_mpfm(trials, features, parameters.training, parameters.repairs, COMPUTE).run(Memory(tmp_path))
+    second_stage(features, parameters).run(Memory(tmp_path))
     assert counted == [(0, parameters.training.epochs)]

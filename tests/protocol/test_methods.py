@@ -18,15 +18,10 @@ from mpfm_kedro.protocol.methods import (
     to_json,
 )
 from mpfm_kedro.protocol.trials import list_trials
-from protocol.small_tables import project_parameters, protocol, sample_table
+from protocol.small_tables import protocol, sample_table
 
 SAMPLES = sample_table({"dent": 12, "hole": 11}, 20, 8)
 METHODS = ["Mahalanobis", "logistic regression", "DevNet"]
-
-
-@pytest.fixture(scope="module")
-def parameters() -> Parameters:
-    return project_parameters()
 
 
 @pytest.fixture

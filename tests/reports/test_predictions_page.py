@@ -6,7 +6,6 @@ import base64
 import io
 import os
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -15,6 +14,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from html_page import Page
 from mpfm_kedro.inspection.finding import find_images
 from mpfm_kedro.inspection.inspector import Inspector
 from mpfm_kedro.inspection.predictions import COLUMNS, PredictionLog, predict_files
@@ -25,35 +25,11 @@ from production_models import INGESTION, INSPECTION
 NAME = "<img src=x onerror='alert(1)'>&\".png"
 
 
-class Parsed(HTMLParser):
-    """Tags with their attributes, and the text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data):
-        self.text += data
-
-    def all(self, tag: str, attribute: str) -> list[str]:
-        return [own[attribute] for name, own in self.tags if name == tag and own.get(attribute)]
-
-
-@pytest.fixture(scope="module")
-def inspector(model_folder: Path) -> Inspector:
-    return Inspector.load(model_folder, "cpu")
-
-
 @pytest.fixture
 def written(inspector: Inspector, fitted_project: Path, tmp_path: Path):
     """Predict images and write their page; gives the page's folder, the page and the table."""
 
-    def write(names: dict[str, str], which: str = "flagged") -> tuple[Path, Parsed, pd.DataFrame]:
+    def write(names: dict[str, str], which: str = "flagged") -> tuple[Path, Page, pd.DataFrame]:
         folder, new = tmp_path / "page", tmp_path / "new"
         new.mkdir(exist_ok=True)
         for name, source in names.items():
@@ -65,7 +41,7 @@ def written(inspector: Inspector, fitted_project: Path, tmp_path: Path):
         text = write_page(table, inspector.model, tmp_path / "log", folder, INSPECTION, INGESTION)
         folder.mkdir(exist_ok=True)
         (folder / "page.html").write_text(text, "utf-8")
-        return folder, Parsed(text), table
+        return folder, Page(text), table
 
     return write
 
@@ -113,7 +89,7 @@ def test_both_thresholds_and_the_guarantee_are_there(written, inspector):
 def test_names_are_escaped_and_links_lead_to_the_files(written):
     _, page, table = written({NAME: "spot/000.png"})
     assert NAME in page.text
-    assert not [own for _, own in page.tags if "onerror" in own]
+    assert not [attributes for _, attributes in page.tags if "onerror" in attributes]
     (link,) = (link for link in page.all("a", "href") if link.startswith("file:"))
     assert unquote(link.removeprefix("file://")) == table["path"][0]
 
@@ -137,7 +113,7 @@ def many(inspector: Inspector, number: int) -> pd.DataFrame:
 def test_the_page_of_many_images_is_bounded_and_says_so(inspector, tmp_path):
     table = many(inspector, 100_000)
     text = write_page(table, inspector.model, tmp_path, tmp_path, INSPECTION, INGESTION)
-    page = Parsed(text)
+    page = Page(text)
     assert len(page.all("article", "data-decision")) == sum(MOST.values())
     assert len(text) < 500_000
     for name, number in table["decision"].value_counts().items():
@@ -151,7 +127,7 @@ def test_numbers_of_the_histogram_are_finite_with_one_score_or_none(written):
     for names in ({"c.png": ""}, {"a.png": "good/000.png"}):
         folder, _, _ = written(names)
         text = (folder / "page.html").read_text("utf-8")
-        (drawing,) = (own for tag, own in Parsed(text).tags if tag == "img" and own.get("class") == "histogram")
+        (drawing,) = (own for tag, own in Page(text).tags if tag == "img" and own.get("class") == "histogram")
         content = base64.b64decode(drawing["src"].removeprefix("data:image/png;base64,"))
         assert len(Image.open(io.BytesIO(content)).convert("RGB").getcolors(1 << 20)) > 10
         assert re.search(r"good up to \d+\.\d\d, defective above \d+\.\d\d$", drawing["alt"])

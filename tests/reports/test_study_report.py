@@ -16,28 +16,16 @@ KINDS = {"MPFM": "ours", "DRA": "baseline", "kNN-5": "reference", "DRA (publishe
 
 def cell(dataset: str, setting: str, known: str, number: int, auc: float, category: str = "") -> pd.DataFrame:
     """The rows of one cell: four methods around ``auc``."""
-    rows = []
-    for place, (method, kind) in enumerate(KINDS.items()):
-        measured = kind != "published"
-        verdict = {"difference": -0.1 * place, "low": -0.1 * place - 0.01, "high": -0.1 * place + 0.01}
-        rows.append(
-            {"dataset": dataset, "category": category, "setting": setting, "known_class": known, "n_anomalies": number}
-            | {"method": method, "kind": kind, "auc_mean": auc - 0.1 * place, "auc_std": 0.01, "note": ""}
-            | {
-                "recall_1_mean": auc - 0.3 if measured and dataset == "elpv" else np.nan,
-                "recall_1_std": 0.0,
-                "recall_5_mean": np.nan,
-                "recall_1_low": auc - 0.4,
-                "recall_1_high": auc - 0.2,
-                "n_seeds": 5,
-                "budget": "",
-                "seconds": 1.0,
-                "place": "best" if place == 0 else "",
-            }
-            | {"verdict": "worse" if 0 < place < 3 else ""}
-            | (verdict if measured and place else dict.fromkeys(verdict, np.nan))
-        )
-    return pd.DataFrame(rows)
+    step = 0.1 * np.arange(len(KINDS))
+    table = pd.DataFrame({"method": KINDS.keys(), "kind": KINDS.values(), "auc_mean": auc - step})
+    table["place"], table["verdict"] = ["best", "", "", ""], ["", "worse", "worse", ""]
+    for name, shift in {"difference": 0.0, "low": -0.01, "high": 0.01}.items():
+        table[name] = np.where(table["verdict"] == "worse", shift - step, np.nan)
+    table["recall_1_mean"] = auc - 0.3 if dataset == "elpv" else np.nan
+    table.loc[table["kind"] == "published", "recall_1_mean"] = np.nan
+    table = table.assign(recall_1_std=0.0, recall_1_low=auc - 0.4, recall_1_high=auc - 0.2, recall_5_mean=np.nan)
+    table = table.assign(dataset=dataset, category=category, setting=setting, known_class=known, n_anomalies=number)
+    return table.assign(auc_std=0.01, n_seeds=5, note="", budget="", seconds=1.0)
 
 
 ELPV = pd.concat(

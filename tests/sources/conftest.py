@@ -1,7 +1,5 @@
 """Every dataset in its published layout, made small, with the traps of the real copies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

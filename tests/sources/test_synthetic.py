@@ -1,7 +1,5 @@
 """Synthetic images: drawn once, always the same ones, whole even when two processes draw at once."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import sys

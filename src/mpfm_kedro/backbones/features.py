@@ -1,12 +1,10 @@
 """The features of one dataset, and the weights of the backbones that made them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -31,10 +29,10 @@ class Features:
 
     index: pd.DataFrame  # the views (sample_id, item, content_hash, crop, view) and their rows in the store
     store: StoreFolder  # of the first backbone, which every detector reads
-    others: tuple[Features, ...] = ()  # features of the same views in the other backbones
+    others: tuple[Self, ...] = ()  # features of the same views in the other backbones
 
     @classmethod
-    def locate(cls, views: pd.DataFrame, store: StoreFolder) -> Features:
+    def locate(cls, views: pd.DataFrame, store: StoreFolder) -> Self:
         """The features of these views (sample_id, item, content_hash, crop, view); all must be in the store."""
         rows = row_keys(views).map(store.row_of)
         if rows.isna().any():

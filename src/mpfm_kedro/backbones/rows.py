@@ -1,11 +1,9 @@
 """Features of some images, as every detector reads them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -26,7 +24,7 @@ class FeatureRows:
     maps: np.ndarray | StoredRows  # stored maps of all rows, memory-mapped (rows, C, H', W'), fp16
     rows: np.ndarray  # the row of each image in ``maps`` (n,)
     source: np.ndarray  # the sample that each image comes from (n,)
-    others: tuple[FeatureRows, ...] = ()  # the same images in the other backbones
+    others: tuple[Self, ...] = ()  # the same images in the other backbones
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -36,12 +34,12 @@ class FeatureRows:
         """Stored size of one map."""
         return math.prod(self.maps.shape[1:]) * self.maps.itemsize
 
-    def take(self, index: np.ndarray) -> FeatureRows:
+    def take(self, index: np.ndarray) -> Self:
         """Some of the images."""
         others = tuple(other.take(index) for other in self.others)
-        return FeatureRows(self.pooled[index], self.maps, self.rows[index], self.source[index], others)
+        return replace(self, pooled=self.pooled[index], rows=self.rows[index], source=self.source[index], others=others)
 
-    def of_backbone(self, number: int) -> FeatureRows:
+    def of_backbone(self, number: int) -> Self:
         """The same images in one of the backbones, 0 is the first; that backbone alone."""
         return replace((self, *self.others)[number], others=())
 

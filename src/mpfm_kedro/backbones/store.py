@@ -5,8 +5,6 @@ A store is a folder named by the digest of what its numbers depend on (``Feature
 and view) per row. A part counts once its keys are written, so that an interruption loses at most the part under way.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -19,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -106,7 +104,7 @@ class Rows(NamedTuple):
     maps: np.ndarray
 
     @classmethod
-    def join(cls, batches: Iterable[Rows]) -> Rows:
+    def join(cls, batches: Iterable[Self]) -> Self:
         """The rows of several batches, of which there is at least one."""
         keys, pooled, maps = zip(*batches, strict=True)
         return cls([key for some in keys for key in some], np.concatenate(pooled), np.concatenate(maps))
@@ -130,6 +128,41 @@ class StoredRows:
         numbers = np.arange(len(self))[index]
         rows = [self._rows[number] for number in np.atleast_1d(numbers).tolist()]
         return np.concatenate([np.empty(0, self.dtype), *rows]).reshape(*numbers.shape, *self.shape[1:])
+
+
+class StoreWriter:
+    """Appends parts; what an interrupted writer wrote without keys is deleted first."""
+
+    def __init__(self, folder: Path, spec: FeatureSpec) -> None:
+        self._folder, self._row_bytes = folder, spec.row_bytes
+        self._batches: list[Rows] = []
+        parts = {file.name.removesuffix(KEYS) for file in folder.glob(PARTS)}
+        for file in folder.iterdir():
+            if file.name != SPEC and file.name.partition(".")[0] not in parts:
+                file.unlink()
+        self._next = max((int(part) + 1 for part in parts), default=0)
+        self._written = 0.0  # the first batch is written at once: a full disk shows early
+
+    def append(self, keys: list[str], pooled: np.ndarray, maps: np.ndarray) -> None:
+        """Add a batch; it is written together with others, at the latest when the store is closed."""
+        self._batches.append(Rows(keys, pooled, maps))
+        size = self._row_bytes * sum(len(batch.keys) for batch in self._batches)
+        if size >= PART_BYTES or time.monotonic() - self._written >= PART_SECONDS:
+            self.write_part()
+
+    def write_part(self) -> None:
+        """Write the batches so far as one part: the numbers first, then the keys that make them count."""
+        batches, self._batches = self._batches, []
+        if not any(batch.keys for batch in batches):
+            return
+        rows, part = Rows.join(batches), f"{self._next:05d}"
+        self._next += 1
+        for name, values in ((POOLED, rows.pooled.astype("f4")), (MAPS, rows.maps.astype("f2"))):
+            with replacing(self._folder / f"{part}{name}", values.nbytes) as partial:
+                np.save(partial, values)
+        with replacing(self._folder / f"{part}{KEYS}") as partial:
+            partial.write_bytes("".join(f"{key}\n" for key in rows.keys).encode("utf-8", "surrogateescape"))
+        self._written = time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -201,41 +234,6 @@ class StoreFolder:
                 yield writer
             finally:
                 writer.write_part()
-
-
-class StoreWriter:
-    """Appends parts; what an interrupted writer wrote without keys is deleted first."""
-
-    def __init__(self, folder: Path, spec: FeatureSpec) -> None:
-        self._folder, self._row_bytes = folder, spec.row_bytes
-        self._batches: list[Rows] = []
-        parts = {file.name.removesuffix(KEYS) for file in folder.glob(PARTS)}
-        for file in folder.iterdir():
-            if file.name != SPEC and file.name.partition(".")[0] not in parts:
-                file.unlink()
-        self._next = max((int(part) + 1 for part in parts), default=0)
-        self._written = 0.0  # the first batch is written at once: a full disk shows early
-
-    def append(self, keys: list[str], pooled: np.ndarray, maps: np.ndarray) -> None:
-        """Add a batch; it is written together with others, at the latest when the store is closed."""
-        self._batches.append(Rows(keys, pooled, maps))
-        size = self._row_bytes * sum(len(batch.keys) for batch in self._batches)
-        if size >= PART_BYTES or time.monotonic() - self._written >= PART_SECONDS:
-            self.write_part()
-
-    def write_part(self) -> None:
-        """Write the batches so far as one part: the numbers first, then the keys that make them count."""
-        batches, self._batches = self._batches, []
-        if not any(batch.keys for batch in batches):
-            return
-        rows, part = Rows.join(batches), f"{self._next:05d}"
-        self._next += 1
-        for name, values in ((POOLED, rows.pooled.astype("f4")), (MAPS, rows.maps.astype("f2"))):
-            with replacing(self._folder / f"{part}{name}", values.nbytes) as partial:
-                np.save(partial, values)
-        with replacing(self._folder / f"{part}{KEYS}") as partial:
-            partial.write_bytes("".join(f"{key}\n" for key in rows.keys).encode("utf-8", "surrogateescape"))
-        self._written = time.monotonic()
 
 
 @contextmanager

@@ -105,6 +105,17 @@ class MetricsDataset(FileDataset):
         return JSONPreview(self.path.read_text(encoding="utf-8"))
 
 
+class MlflowMetricsDataset(MetricsDataset):
+    """The document of metrics, whose numbers also go to the MLflow run that kedro-mlflow has opened (conf/mlflow)."""
+
+    def save(self, data: dict[str, Any]) -> None:
+        """Replace the document, and log its numbers."""
+        import mlflow  # an optional package
+
+        super().save(data)
+        mlflow.log_metrics({name: value for name, value in data.items() if isinstance(value, int | float)})
+
+
 class TextDataset(FileDataset):
     """A text or a page."""
 

@@ -3,10 +3,8 @@
 MPFM is fitted in three stages, whose fits are kept; of baselines and references the scores are.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -30,10 +28,10 @@ class TrainingData:
     anomalies: FeatureRows  # source: position of the known anomaly
     items: np.ndarray | None = None  # a number for the item of each normal and known anomaly (n + M,), or all differ
 
-    def of_backbone(self, number: int) -> TrainingData:
+    def of_backbone(self, number: int) -> Self:
         """The same images in one of the backbones, 0 is the first."""
         normals, pseudo, anomalies = (part.of_backbone(number) for part in (self.normals, self.pseudo, self.anomalies))
-        return TrainingData(normals, pseudo, anomalies, self.items)
+        return replace(self, normals=normals, pseudo=pseudo, anomalies=anomalies)
 
     @property
     def normal_items(self) -> np.ndarray:

@@ -1,13 +1,13 @@
 """Standardised features, as networks and heads read them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mpfm_kedro.backbones.rows import IMAGES_PER_BATCH, FeatureRows
+from mpfm_kedro.backbones.rows import IMAGES_IN_CACHE, IMAGES_PER_BATCH, FeatureRows
 from mpfm_kedro.detectors.base import Context, read_stored
 
 LEAST_SPREAD = 0.05
@@ -26,13 +26,12 @@ class StandardisedInput(nn.Module):
     @classmethod
     def fit(cls, kind: str, normals: FeatureRows) -> Self:
         """Channels that hardly vary among few normals are not inflated: no spread is less than 5 % of the mean one."""
-        center = _mean(kind, normals, lambda x: x)
-        spread = _mean(kind, normals, lambda x: (x - center).square()).sqrt()
+        center, spread = center_and_spread(kind, normals)
         return cls(kind, center, spread.clamp_min(max(LEAST_SPREAD * float(spread.mean()), 1e-6)))
 
     def forward(self, stored: Tensor) -> Tensor:
         """(B, d) → (B, d), or (B, C, H', W') → (B, H', W', C)."""
-        return (_channels_last(stored) - self.center) / self.spread
+        return (stored.movedim(1, -1).contiguous().float() - self.center) / self.spread
 
     def read(self, rows: FeatureRows, index: Any) -> Tensor:
         """Some of the rows, within the range of half precision, (B, …, d)."""
@@ -60,7 +59,6 @@ class TrainingInput:
         self._position = np.concatenate([np.arange(len(rows)) for rows in groups])
         row = source.read(groups[0], slice(1)).shape[1:]
         self.shape = torch.Size([len(self._group), *row])
-        self._half = torch.empty(batch_size, *row, dtype=torch.half, device=device)
         self._batch = torch.empty(batch_size, *row, dtype=torch.float, device=device)
         self._values = None
         if cached:
@@ -71,15 +69,11 @@ class TrainingInput:
 
     def __getitem__(self, index: Tensor) -> Tensor:
         """Rows (B,) in half precision, (B, …, d)."""
-        return self._read(index) if self._values is None else self._values[index.to(self.device)]
+        return self._read(index) if self._values is None else self._values.index_select(0, index.to(self.device))
 
     def batch(self, index: Tensor) -> Tensor:
         """Rows (B,) in single precision, (B, …, d); the next batch overwrites them."""
-        if self._values is None:
-            self._half.copy_(self._read(index))
-        else:
-            torch.index_select(self._values, 0, index.to(self.device), out=self._half)
-        return self._batch.copy_(self._half)
+        return self._batch.copy_(self[index])
 
     def _read(self, index: Tensor) -> Tensor:
         values = torch.empty(len(index), *self.shape[1:], dtype=torch.half, device=self.device)
@@ -100,12 +94,19 @@ def training_inputs(
     return [TrainingInput(source, groups, batch_size, context.device, cached=cached) for source in sources]
 
 
-def _channels_last(stored: Tensor) -> Tensor:
-    return stored.movedim(1, -1).contiguous().float()
+def center_and_spread(kind: str, rows: FeatureRows) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel over all rows and positions, (d,) each; in fp64 across images."""
+    means, variances = [], []
+    for part in rows.slices(IMAGES_IN_CACHE):
+        values = read_stored(kind, rows, part).float()
+        values = values.view(*values.shape[:2], -1)
+        mean = values.mean(2, keepdim=True)
+        means.append(mean[..., 0].double())
+        variances.append((values - mean).square().mean(2).double())
+    within, between = torch.cat(variances).mean(0), torch.cat(means).var(0, correction=0)
+    return torch.cat(means).mean(0).float(), (within + between).sqrt().float()
 
 
-def _mean(kind: str, rows: FeatureRows, of: Callable[[Tensor], Tensor]) -> Tensor:
-    """Mean over all rows and positions, (d,); in double precision across batches."""
-    batches = (of(_channels_last(read_stored(kind, rows, part))) for part in rows.slices())
-    sums = torch.stack([len(x) * x.flatten(0, -2).mean(0).double() for x in batches])
-    return (sums.sum(0) / len(rows)).float()
+def one_if_constant(spread: Tensor) -> Tensor:
+    """A spread by which to divide: 1 where nothing varies."""
+    return torch.where(spread > 1e-6, spread, 1.0)

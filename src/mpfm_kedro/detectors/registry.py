@@ -5,13 +5,13 @@ from mpfm_kedro.detectors.baselines.ahl import AHL
 from mpfm_kedro.detectors.baselines.classifiers import FLOS, MLEP, SAOE, DevNet
 from mpfm_kedro.detectors.baselines.dpdl import DPDL
 from mpfm_kedro.detectors.baselines.dra import DRA
-from mpfm_kedro.detectors.baselines.patch_knn import PatchNeighbours
 from mpfm_kedro.detectors.baselines.references import (
     LogisticRegression,
     LogisticRegressionAndMahalanobis,
     Mahalanobis,
     MixtureOfModes,
     NearestNormals,
+    PatchNeighbours,
 )
 from mpfm_kedro.errors import unknown
 

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.detectors.base import Artefact
-from mpfm_kedro.detectors.mpfm.detector import MPFMDetector, MPFMOutput, keep_final, load, load_fold_models
+from mpfm_kedro.detectors.mpfm.detector import (
+    MPFMDetector,
+    MPFMOutput,
+    keep_final,
+    load,
+    load_calibrations,
+    load_fold_models,
+)
 from mpfm_kedro.evaluation.columns import PART_COLUMNS
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.position_maps import smooth_maps
@@ -23,7 +30,6 @@ from mpfm_kedro.inspection.model import FORMAT, Gallery, HeldOutScores, Model
 from mpfm_kedro.inspection.operating_points import advise, count_misses, name_unusual_normals
 from mpfm_kedro.progress import progress
 from mpfm_kedro.protocol.data import select, training_data
-from mpfm_kedro.protocol.description import describe_weights
 from mpfm_kedro.provenance import code_revision, library_versions
 from mpfm_kedro.sources import SOURCES
 from mpfm_kedro.sources.samples import sample_size
@@ -181,3 +187,13 @@ def standardised(sample_ids: Sequence[str], fit: ProductionFit, detector: MPFMDe
 def spread(values: Sequence[Value], most: int) -> list[Value]:
     """At most so many of some values, evenly spread over them."""
     return [values[index] for index in np.linspace(0, len(values) - 1, min(len(values), most)).round().astype(int)]
+
+
+def describe_weights(calibration: Artefact) -> list[dict[str, Any]]:
+    """What each of the scores that are added counts, in each mode of each backbone."""
+    rows, added = [], [f"score_{name}" for name in calibration.details["parameters"]["scores"]]
+    for number, fitted in enumerate(load_calibrations(calibration)):
+        for mode, weights in enumerate(fitted.part_weights.T.tolist()):
+            counts = dict(zip(PART_COLUMNS, weights, strict=True))
+            rows.append({"backbone": number, "mode": mode} | {name: counts[name] for name in added})
+    return rows

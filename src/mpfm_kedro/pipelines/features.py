@@ -9,7 +9,6 @@ import pandas as pd
 from kedro.pipeline import Pipeline, node
 
 from mpfm_kedro.backbones.features import BackboneWeights
-from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.views import CUTMIX, ORIGINAL
 from mpfm_kedro.parameters import ComputeParameters, FeatureParameters
@@ -52,8 +51,6 @@ def plan_views(samples: pd.DataFrame, image_size: Any, parameters: FeatureParame
     The original of every readable sample; CutMix pseudo-anomalies of training normals; augmented views of anomalies,
     any of which may become a known one. A deep image is another one in another range: its content names both.
     """
-    if "item" not in samples:
-        raise InputError("The stored samples are of another version; replace them with kedro run --pipelines=ingestion")
     readable = samples[samples["problem"] == ""]
     scaled = ("@" + readable["pixel_range"]).where(readable["pixel_range"] != "", "")
     readable = readable.assign(content_hash=readable["content_hash"] + scaled)

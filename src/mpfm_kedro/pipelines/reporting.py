@@ -1,5 +1,6 @@
 """What a report shows besides numbers, and the report."""
 
+from collections.abc import Iterator
 from datetime import date
 from itertools import islice
 from typing import Any
@@ -9,17 +10,10 @@ from matplotlib.figure import Figure
 
 from mpfm_kedro.backbones.features import Features
 from mpfm_kedro.compute import torch_device
+from mpfm_kedro.evaluation.columns import ours
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.near import near_copies
 from mpfm_kedro.parameters import ComparisonParameters, InspectionParameters, TrainingParameters
-from mpfm_kedro.protocol.description import (
-    sample_features,
-    tabulate_history,
-    tabulate_modes,
-    tabulate_weights,
-    trials_of_mpfm,
-    typical_normals,
-)
 from mpfm_kedro.protocol.methods import describe_methods, from_json
 from mpfm_kedro.protocol.trials import Trial, Trials
 from mpfm_kedro.provenance import code_revision
@@ -53,10 +47,10 @@ def describe_models(
         cells.setdefault(tuple(trial.run[name] for name in ("category", "known_class", "n_anomalies")), trial)
     mistakes, points = [pd.DataFrame(columns=COLUMNS)], []
     for trial in list(cells.values())[:MOST_CELLS]:
-        own = scores[(scores["run"] == trial.run["run"]) & (scores["method"] == trial.method.name)]
+        scored = scores[(scores["run"] == trial.run["run"]) & (scores["method"] == trial.method.name)]
         fit = ProductionFit(trial.run, models.artefacts(trial), features, samples, images, [])
         rate, confidence = inspection.false_alarm_rate, inspection.confidence
-        table, point = find_mistakes(fit, own, rate, confidence, torch_device(inspection.device))
+        table, point = find_mistakes(fit, scored, rate, confidence, torch_device(inspection.device))
         mistakes.append(table)
         points.append(point)
     shown = pd.concat(mistakes[1:] or mistakes, ignore_index=True)
@@ -74,6 +68,61 @@ def describe_models(
     }
 
 
+def trials_of_mpfm(models: Trials) -> list[Trial]:
+    """The trials of MPFM; of the one that knows no anomaly, where there was none to learn from."""
+    name = ours(models.table["method"])
+    return [trial for trial in models if trial.method.name == name]
+
+
+def tabulate_modes(models: Trials) -> pd.DataFrame:
+    """How the number of modes was chosen: one row per run and number tried."""
+    return pd.DataFrame(
+        [{"run": run} | row for run, fit in _details(models, "prototypes") for row in fit["modes_tried"]]
+    )
+
+
+def tabulate_history(models: Trials) -> pd.DataFrame:
+    """The seven terms of the objective along training: one row per run and epoch."""
+    rows = [{"run": run} | row for run, fit in _details(models, "training") for row in fit["history"]]
+    return pd.DataFrame(rows, columns=None if rows else ["run", "epoch"])
+
+
+def tabulate_weights(models: Trials) -> pd.DataFrame:
+    """What each score counts in each mode of each run that knows anomalies."""
+    from mpfm_kedro.inspection.production import describe_weights  # with torch, which is slow to import
+
+    known = [trial for trial in trials_of_mpfm(models) if trial.run["known_anomalies"]]
+    stored = (models.memory.load(trial.fits["calibration"]) for trial in known)
+    return pd.DataFrame([row for fit in stored for row in describe_weights(fit)])
+
+
+def typical_normals(models: Trials, most: int) -> list[tuple[int, list[str]]]:
+    """The groups of the first run's normals, the largest first: size and most typical samples of each."""
+    first = trials_of_mpfm(models)[0]
+    tensors = models.memory.load(first.fits["prototypes"]).tensors
+    group, offset = (tensors[name].numpy() for name in ("group", "held_out.offset"))
+    energy = (offset**2).mean(1)
+    table = pd.DataFrame({"group": group, "energy": energy, "sample": first.run["train_normals"]})
+    groups = [(len(part), part.nsmallest(most, "energy")["sample"].tolist()) for _, part in table.groupby("group")]
+    return sorted(groups, key=lambda group: -group[0])
+
+
+def sample_features(models: Trials, features: Features) -> pd.DataFrame:
+    """Features of normals drawn by the first run's model beside real ones, along the real ones' two main directions."""
+    from mpfm_kedro.detectors.mpfm.reverse import compare_with_samples  # with torch, which is slow to import
+
+    first = trials_of_mpfm(models)[0]
+    rows = features.rows(first.run["train_normals"])
+    return compare_with_samples(models.artefacts(first), features.store.pooled[rows], first.run["seed"])
+
+
+def _details(models: Trials, stage: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Run and details of one stage of MPFM."""
+    for trial in trials_of_mpfm(models):
+        if stage in trial.fits:
+            yield trial.run["run"], models.memory.details(trial.fits[stage])
+
+
 def show_both_labels(samples: pd.DataFrame, images: ImageLoader) -> pd.DataFrame:
     """Near copies of which one is normal and one is anomalous, side by side."""
     pairs = samples.assign(set=near_copies(samples))[~unreadable(samples)].drop_duplicates(["set", "label"])
@@ -89,7 +138,7 @@ def draw_figures(
     """The figures of a setting by name, and its ROC curves and losses as tables for `dvc plots`."""
     roc, history = tabulate_roc_curves(scores, evaluation["run_metrics"]), description["history"]
     panels = list_panels(scores, roc, history, description["sampled_features"])
-    return {name: draw_side_by_side(own) for name, own in panels.items()}, tabulate_curves(roc, history)
+    return {name: draw_side_by_side(panel) for name, panel in panels.items()}, tabulate_curves(roc, history)
 
 
 def write_setting(

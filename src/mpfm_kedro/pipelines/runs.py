@@ -2,20 +2,8 @@
 
 import pandas as pd
 
-from mpfm_kedro.parameters import (
-    AblationParameters,
-    ComparisonParameters,
-    ProtocolParameters,
-    SensitivityParameters,
-)
-from mpfm_kedro.protocol.methods import (
-    Method,
-    ablated_methods,
-    compared_methods,
-    rows_of_mpfm,
-    sensitivity_methods,
-    to_json,
-)
+from mpfm_kedro.parameters import AblationParameters, ComparisonParameters, ProtocolParameters, SensitivityParameters
+from mpfm_kedro.protocol.methods import ablated_methods, compared_methods, rows_of_mpfm, sensitivity_methods, to_json
 from mpfm_kedro.protocol.runs import (
     make_general_runs,
     make_hard_runs,
@@ -39,30 +27,24 @@ def draw_compared_runs(
     samples: pd.DataFrame, protocol: ProtocolParameters, comparison: ComparisonParameters
 ) -> pd.DataFrame:
     """The runs of a comparison, each setting with its own M, seeds and methods."""
-    own = {str(setting): comparison.of(setting, protocol.n_seeds) for setting in comparison.settings}
+    covered = {str(setting): comparison.of(setting, protocol.n_seeds) for setting in comparison.settings}
     settings = {
-        setting: protocol.model_copy(update={"n_anomalies": each.n_anomalies, "n_seeds": each.n_seeds})
-        for setting, each in own.items()
+        setting: protocol.model_copy(update=chosen.model_dump(include={"n_anomalies", "n_seeds"}))
+        for setting, chosen in covered.items()
     }
     runs, methods = make_study_runs(samples, settings), compared_methods(comparison)
     return runs.assign(methods=[to_json(methods[setting]) for setting in runs["setting"]])
 
 
-def draw_ablated_runs(
-    samples: pd.DataFrame, protocol: ProtocolParameters, ablation: AblationParameters
-) -> pd.DataFrame:
-    """The runs of the ablation, each with all variants."""
-    return _draw_variants(samples, protocol, ablation, ablated_methods(ablation))
-
-
-def draw_sensitivity_runs(
+def draw_variant_runs(
     samples: pd.DataFrame,
     protocol: ProtocolParameters,
     ablation: AblationParameters,
-    sensitivity: SensitivityParameters,
+    sensitivity: SensitivityParameters | None = None,
 ) -> pd.DataFrame:
-    """The runs of the sensitivity study, in the settings of the ablation."""
-    return _draw_variants(samples, protocol, ablation, sensitivity_methods(sensitivity))
+    """The runs of the ablation with all its variants, or those of the sensitivity study, in the same settings."""
+    methods = ablated_methods(ablation) if sensitivity is None else sensitivity_methods(sensitivity)
+    return make_study_runs(samples, dict.fromkeys(ablation.settings, protocol)).assign(methods=to_json(methods))
 
 
 def draw_production_run(samples: pd.DataFrame, protocol: ProtocolParameters) -> pd.DataFrame:
@@ -83,10 +65,3 @@ def draw_learning_runs(
     mpfm, _, unsupervised = rows_of_mpfm()
     known = runs["known_anomalies"].map(len).all()
     return runs.assign(methods=to_json([mpfm] if known else [mpfm, unsupervised]))
-
-
-def _draw_variants(
-    samples: pd.DataFrame, protocol: ProtocolParameters, ablation: AblationParameters, methods: list[Method]
-) -> pd.DataFrame:
-    runs = make_study_runs(samples, dict.fromkeys(ablation.settings, protocol))
-    return runs.assign(methods=to_json(methods))

@@ -90,7 +90,7 @@ def create_comparison() -> Pipeline:
 def create_ablation() -> Pipeline:
     """MPFM without each of its parts, and with each repair in its printed form."""
     new = partial(study_node, "ablation")
-    draw = new(runs.draw_ablated_runs, [*PROTOCOL, "params:ablation"], "runs", name="draw_runs")
+    draw = new(runs.draw_variant_runs, [*PROTOCOL, "params:ablation"], "runs", name="draw_runs")
     written = ["table", "separation", "false_alarms", "origin"]
     report = [
         new(paired_differences, ["scores", "samples"], "differences", name="compare_with_mpfm"),
@@ -108,7 +108,7 @@ def create_sensitivity() -> Pipeline:
     """Other numbers of prototypes K, other weights λ of mutual information."""
     new = partial(study_node, "sensitivity")
     chosen = [*PROTOCOL, "params:ablation", "params:sensitivity"]
-    draw = new(runs.draw_sensitivity_runs, chosen, "runs", name="draw_runs")
+    draw = new(runs.draw_variant_runs, chosen, "runs", name="draw_runs")
     report = [
         new(load_published_ablation, "params:dataset", "published", name="load_published_ablation"),
         new(sensitivity_table, ["summary", "published"], "table", name="sensitivity_table"),

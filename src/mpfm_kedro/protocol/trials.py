@@ -63,10 +63,6 @@ class Trials:
         """All fits of a trial by name."""
         return {name: self.memory.load(entry) for name, entry in trial.fits.items()}
 
-    def of(self, method: str) -> Trials:
-        """The trials of one method."""
-        return replace(self, table=self.table[self.table["method"] == method])
-
 
 def list_trials(runs: pd.DataFrame) -> list[Trial]:
     """Every run with every method."""

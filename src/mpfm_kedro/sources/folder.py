@@ -9,8 +9,6 @@ The first has its own split, unless there is no ``test/good``. Folders of defect
 only normals to learn from.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -112,14 +112,12 @@ class Layout:
         return (self.sample(image, defect_class, **more) for image in self.images(folder))
 
     def images(self, folder: Path) -> list[Path]:
-        """The images of a folder that must be there and must not be empty; files of other kinds are reported."""
+        """The images directly in a folder that must be there and must not be empty; other files are reported."""
         folder = self.inner(folder.name, parent=folder.parent)
-        files = image_files(folder)
-        if others := [entry.name for entry in visible(folder) if entry.is_file() and entry not in files]:
-            self.warn("%d files in %s are not images, e.g. %s", len(others), folder, others[0])
-        if not files:
+        images = self._images_among([entry for entry in visible(folder) if not entry.is_dir()], folder)
+        if not images:
             raise self.error(f"no image directly in {folder}; expected are {' '.join(sorted(IMAGE_SUFFIXES))}")
-        return files
+        return images
 
     def refuse_others(self, folder: Path, allowed: Collection[str]) -> None:
         """Raise for an unknown folder: walked, it would be one more class; skipped, its images would be missing."""
@@ -140,11 +138,13 @@ class Layout:
         return there
 
     def nested_images(self, folder: Path, above: Collection[Path] = ()) -> list[Path]:
-        """The visible images of a folder and of all folders in it, sorted; what else is in there is reported.
+        """The visible images of a folder and of all folders in it, sorted; other files are reported.
 
         Links are followed, but not to a folder ``above``, which would be walked again and again.
         """
-        files = list(self._walk(folder, above))
+        return self._images_among(list(self._walk(folder, above)), folder)
+
+    def _images_among(self, files: list[Path], folder: Path) -> list[Path]:
         images = {file for file in files if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file()}
         if others := [file for file in files if file not in images]:
             suffixes = [file.suffix.lower() or file.name for file in others]

@@ -3,13 +3,15 @@
 import numpy as np
 import torch
 
-from mpfm_kedro.detectors.baselines.dpdl import Bridge, Prototypes, dispersion_loss
+from mpfm_kedro.detectors.baselines.dpdl import Bridge, dispersion_loss
+from mpfm_kedro.detectors.mpfm.prototypes import PrototypeMixture
 
 
 def bridge_and_prototypes(seed=0, d=2):
     rng = torch.Generator().manual_seed(seed)
     mean, share = 2 * torch.randn(3, d, generator=rng), torch.tensor([0.5, 0.3, 0.2])
-    return Bridge(mean, share), Prototypes(mean, share, 0.5)
+    prototypes = PrototypeMixture(mean=mean[None], logit=share.log()[None], scale=torch.tensor([0.5]))
+    return Bridge(mean, share), prototypes
 
 
 def test_c_is_the_integral_of_the_potential():
@@ -31,13 +33,13 @@ def test_the_bridge_learns_to_end_at_the_prototypes():
     optimiser = torch.optim.Adam(bridge.parameters(), 0.03)
     for _ in range(600):
         x = torch.randn(128, 2, generator=generator)
-        ends = prototypes.sample(128, generator)
+        _, (ends,) = prototypes.sample(128, generator)
         loss = bridge.log_joint(x).logsumexp(1).mean() - bridge.log_potential(ends).mean()
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
     with torch.no_grad():
-        ends, arrived = prototypes.sample(4000, generator), bridge(torch.randn(4000, 2, generator=generator))
+        (_, (ends,)), arrived = prototypes.sample(4000, generator), bridge(torch.randn(4000, 2, generator=generator))
     np.testing.assert_allclose(arrived.mean(0), ends.mean(0), atol=0.25)
 
 

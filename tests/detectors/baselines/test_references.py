@@ -7,13 +7,13 @@ from sklearn.metrics import roc_auc_score
 
 from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Context, TrainingData
-from mpfm_kedro.detectors.baselines.patch_knn import PatchNeighbours
 from mpfm_kedro.detectors.baselines.references import (
     LogisticRegression,
     LogisticRegressionAndMahalanobis,
     Mahalanobis,
     MixtureOfModes,
     NearestNormals,
+    PatchNeighbours,
 )
 
 POOLED = [Mahalanobis, MixtureOfModes, NearestNormals]

@@ -2,9 +2,8 @@ import pytest
 import torch
 
 from mpfm_kedro.detectors.base import Artefact, Context
+from mpfm_kedro.detectors.mpfm.closed_form import CrossFit
 from mpfm_kedro.detectors.mpfm.modules import Modules
-from mpfm_kedro.detectors.mpfm.rounds import Rounds
-from mpfm_kedro.detectors.mpfm.stages import load_rounds
 from mpfm_kedro.detectors.mpfm.training import initial_modules, training_set
 from mpfm_kedro.parameters import TrainingParameters
 from small_mpfm import CPU, fit, make_data, specify
@@ -22,20 +21,16 @@ class Problem:
 
     def __init__(self, n_known=3, **changes):
         self.data, *_ = make_data(n_known=n_known)
-        self.models, held_out = load_rounds(fit(specify(trained=False, **changes), self.data), 0, CPU)
-        self.held_out = held_out
-        self.rounds = Rounds.of_folds(held_out.fold, self.data, 0)
+        self.cross_fit = CrossFit.restore(fit(specify(trained=False, **changes), self.data), self.data, 0, 0, CPU)
+        _, self.rounds, self.models, self.held_out, self.z = self.cross_fit
         self.stage = specify(**changes)["training"][1]
         self.parameters = TrainingParameters.model_construct(**self.stage)
-        standardiser = self.models[-1].standardiser
-        self.z = torch.cat([standardiser.z_of(rows) for rows in (self.data.normals, self.data.anomalies)])
         self.modules = self.start(self.z)
-        of_rounds = self.models, held_out, self.z, self.rounds
-        self.training = training_set(self.data, *of_rounds, self.stage, Context(CPU))
+        self.training = training_set(self.cross_fit, self.stage, Context(CPU))
 
     def start(self, z):
         """The modules at step 0 for these features."""
-        return initial_modules(self.models, self.held_out, z, self.rounds, self.stage, 0)
+        return initial_modules(self.cross_fit._replace(z=z), self.stage, 0)
 
     def of_round(self, number):
         """The modules of one round."""

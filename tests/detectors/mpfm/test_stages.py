@@ -6,7 +6,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from mpfm_kedro.detectors.mpfm.calibration import Evidence, SoftCalibration
-from mpfm_kedro.detectors.mpfm.closed_form import HeldOut
+from mpfm_kedro.detectors.mpfm.closed_form import CrossFit
 from mpfm_kedro.detectors.mpfm.detector import load, load_calibrations, load_fold_models
 from mpfm_kedro.detectors.mpfm.rounds import Rounds
 from mpfm_kedro.detectors.mpfm.stages import anomaly_evidence, normal_evidence
@@ -80,14 +80,14 @@ def test_evidence_of_normals_is_what_the_fold_models_say_and_calibrates_those_th
     fold_models = load_fold_models(pieces, data, 0, CPU)
     final = load(pieces, CPU)
     branches = [model.first for model in (*(fold.detector for fold in fold_models), final)]
-    held_out = HeldOut.restore(pieces["prototypes"])
-    evidence = normal_evidence(data.normals, held_out, branches)
+    cross_fit = CrossFit.restore(pieces, data, 0, 0, CPU)
+    evidence = normal_evidence(cross_fit)
     for fold in fold_models:
         expected = raw_scores(fold.detector.first, data.normals.take(fold.normals))
         torch.testing.assert_close(evidence.scores[fold.normals], expected, rtol=1e-3, atol=1e-3)
     if "fusion" not in forms:
         for branch, fold in zip(branches, [*range(len(fold_models)), -1], strict=True):
-            learned = Evidence(*(value[torch.from_numpy(held_out.fold != fold)] for value in evidence))
+            learned = Evidence(*(value[torch.from_numpy(cross_fit.held_out.fold != fold)] for value in evidence))
             expected, _ = SoftCalibration.fit(learned, len(branch.groups.mode_center))
             for name, value in branch.calibration.state_dict().items():
                 if name != "weight":
@@ -100,7 +100,7 @@ def test_each_anomaly_is_evidence_once_by_a_round_that_has_not_seen_it(make_prob
     models = problem.models
     for r, model in enumerate(models):
         model.trained = problem.of_round(r)
-    found = anomaly_evidence(problem.data, models, problem.rounds)
+    found = anomaly_evidence(problem.cross_fit)
     left_out = n_known if n_known > 1 else 0
     assert float(found.weight.sum()) == pytest.approx(left_out) and len(found.scores) == 2 * left_out
     for row, (r, image) in enumerate(zip(*np.nonzero(~problem.rounds.anomalies), strict=True)):
@@ -115,7 +115,7 @@ def test_images_of_one_item_count_as_one_anomaly(make_problem):
     for r, model in enumerate(problem.models):
         model.trained = problem.of_round(r)
     rounds = Rounds.of_folds(problem.held_out.fold, data, 0)
-    weight = anomaly_evidence(data, problem.models, rounds).weight
+    weight = anomaly_evidence(problem.cross_fit._replace(data=data, rounds=rounds)).weight
     assert sorted(weight.tolist()) == pytest.approx([1 / 6] * 6 + [1 / 2] * 2)
     one_item = replace(data, items=np.append(items[:-4], [-1] * 4))
     fits = [fit(specify(), known) for known in (one_item, make_data(n_known=1)[0])]

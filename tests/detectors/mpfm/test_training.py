@@ -84,7 +84,7 @@ def test_the_head_is_kept_after_its_epochs_and_the_rest_is_not(make_problem):
 def test_modules_start_as_the_closed_form(make_problem):
     problem = make_problem()
     g = torch.empty(60)
-    for model, normals, x, p in problem.held_out.enter(problem.models):
+    for model, normals, x, p in problem.cross_fit.held_out_normals():
         g[normals] = model.step_0(x, p)
     for r, model in enumerate(problem.models):
         (x, p, _), modules = model.enter(problem.z), problem.of_round(r)

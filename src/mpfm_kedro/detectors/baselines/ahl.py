@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import lr_scheduler
 
-from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import TrainingData
 from mpfm_kedro.detectors.baselines.classifiers import DevNet
 from mpfm_kedro.detectors.baselines.gradient_training import (
@@ -136,7 +135,10 @@ class AHL(DevNet):
     def batch_losses(self, data: TrainingData, inputs: Sequence[TrainingInput], seed: int) -> Iterator[Tensor]:
         """L(query_i; φ_i) of one subset i after the other."""
         maps, generator = inputs[0], torch.Generator().manual_seed(seed)
-        subsets = heterogeneous_subsets(data, _clusters(data.normals, seed), np.random.default_rng(seed))
+        z = StandardisedInput.fit("pooled", data.normals).read(data.normals, slice(None)).numpy()
+        n_clusters = min(CLUSTERS, len(np.unique(z, axis=0)))
+        cluster = KMeans(n_clusters, n_init=4, random_state=seed).fit_predict(z)
+        subsets = heterogeneous_subsets(data, cluster, np.random.default_rng(seed))
         all_adapted = TopPositions(maps.shape[-1], len(subsets)).to(maps.device)
         importance = Importance()
         for _ in range(self._epochs()):
@@ -184,9 +186,3 @@ class AHL(DevNet):
             scores = functional_call(all_adapted, parameters, (x,))
             columns.append(torch.stack([self.loss(column, group, generator) for column in scores.split(1, dim=1)]))
         return torch.stack(columns, dim=1).cpu()
-
-
-def _clusters(normals: FeatureRows, seed: int) -> np.ndarray:
-    """The cluster of each normal by K-means on standardised pooled statistics, (n,)."""
-    z = StandardisedInput.fit("pooled", normals).read(normals, slice(None)).numpy()
-    return KMeans(min(CLUSTERS, len(np.unique(z, axis=0))), n_init=4, random_state=seed).fit_predict(z)

@@ -15,6 +15,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, normalize, sof
 
 from mpfm_kedro.detectors.baselines.gradient_training import NORMAL, GradientDetector, Inputs, TopPositions
 from mpfm_kedro.detectors.mpfm.modules import Logit
+from mpfm_kedro.detectors.mpfm.prototypes import PrototypeMixture
 
 DIMENSION = 128
 PROTOTYPES = 16
@@ -49,31 +50,6 @@ class Bridge(nn.Module):
         return weight @ self.center + (weight @ self.log_variance.exp()) * x
 
 
-class Prototypes(nn.Module):
-    """P_GM with learnable means and shares; s stays as initialised."""
-
-    def __init__(self, mean: Tensor, share: Tensor, spread: float) -> None:
-        super().__init__()
-        self.mean = nn.Parameter(mean.clone())
-        self.logit = nn.Parameter(share.log())
-        self.spread = nn.Buffer(torch.tensor(spread))
-
-    def standardised(self, y: Tensor) -> Tensor:
-        """(y − μ_k) / s: (B, d) → (B, K, d)."""
-        return (y[:, None] - self.mean) / self.spread
-
-    def nll(self, standardised: Tensor) -> Tensor:
-        """−log P_GM per dimension, up to a constant: (B, K, d) → (B,)."""
-        joint = self.logit.log_softmax(0) - standardised.square().sum(2) / 2
-        return -joint.logsumexp(1) / standardised.shape[2]
-
-    def sample(self, number: int, generator: torch.Generator) -> Tensor:
-        """Y ~ P_GM, (number, d)."""
-        which = torch.multinomial(self.logit.detach().softmax(0).cpu(), number, replacement=True, generator=generator)
-        noise = torch.randn(number, self.mean.shape[1], generator=generator).to(self.mean.device)
-        return self.mean.detach()[which.to(self.mean.device)] + self.spread * noise
-
-
 class Output(NamedTuple):
     """What the network makes of B images."""
 
@@ -102,26 +78,30 @@ class PrototypeNetwork(nn.Module):
         self.bridge = Bridge(mean, share)
         end = self.bridge(x)
         spread = float((end[:, None] - mean).square().mean(2).amin(1).mean().sqrt())
-        self.prototypes = Prototypes(mean, share, max(spread, 1e-3))
-        nll = self.prototypes.nll(self.prototypes.standardised(end))
-        self.global_score = Logit.start(nll.mean()[None], nll.std(correction=0)[None])
+        scale = torch.tensor([max(spread, 1e-3)])
+        self.prototypes = PrototypeMixture(mean=mean[None], logit=share.log()[None], scale=scale)
+        nll, _ = self.compare(end)
+        self.global_score = Logit.start(nll.mean(1), nll.std(1, correction=0))
         self.local_score = TopPositions(channels, absolute=False)
         self.residual_score, self.normality = zero_linear(DIMENSION), zero_linear(pooled.shape[1])
 
     def forward(self, pooled: Tensor, maps: Tensor) -> Output:
         """(B, columns) and (B, H', W', C) → embeddings and scores."""
         x = on_sphere(self.projection(pooled))
-        offset = self.prototypes.standardised(self.bridge(x))
-        nll = self.prototypes.nll(offset)
+        nll, offset = self.compare(self.bridge(x))
         nearest = offset.square().sum(2).argmin(1)
         residual = offset[torch.arange(len(offset), device=offset.device), nearest]
         columns = self.local_score(maps), self.residual_score(residual), -self.normality(pooled)
-        scores = torch.stack([self.global_score(nll[None])[0], *(column[:, 0] for column in columns)], dim=1)
-        return Output(x, nll, scores)
+        return Output(x, nll[0], torch.cat([self.global_score(nll).T, *columns], dim=1))
+
+    def compare(self, end: Tensor) -> tuple[Tensor, Tensor]:
+        """−log P_GM per dimension (1, B), and (y − μ_k) / s (B, K, d), of points y at the end of the bridge (B, d)."""
+        offset = (end[:, None] - self.prototypes.mean[0]) / self.prototypes.scale
+        return self.prototypes.nll(offset.square().sum(2)[None]) / DIMENSION, offset
 
     def bridge_loss(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """E log c(x) − E log v(y), per dimension."""
-        ends = self.prototypes.sample(len(x), generator)
+        _, (ends,) = self.prototypes.sample(len(x), generator)
         return (self.bridge.log_joint(x).logsumexp(1).mean() - self.bridge.log_potential(ends).mean()) / x.shape[1]
 
 

@@ -1,6 +1,6 @@
-"""References on pooled statistics, solved in closed form or as a convex problem.
+"""References, solved in closed form or as a convex problem.
 
-All read z, the pooled statistics standardised on the training normals, (n, d).
+All but patch-kNN read z, the pooled statistics standardised on the training normals, (n, d).
 """
 
 import math
@@ -12,13 +12,14 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn import linear_model
 from sklearn.covariance import empirical_covariance, ledoit_wolf, shrunk_covariance
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
 
+from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Baseline, Context, TrainingData
-from mpfm_kedro.detectors.inputs import StandardisedInput
+from mpfm_kedro.detectors.inputs import StandardisedInput, center_and_spread, one_if_constant
 from mpfm_kedro.detectors.mpfm.groups import choose_modes
+from mpfm_kedro.detectors.mpfm.patches import k_centre, to_patches
 from mpfm_kedro.detectors.mpfm.rounds import assign_folds
 from mpfm_kedro.detectors.mpfm.whitening import SHRINKAGES, Spectrum
 
@@ -27,6 +28,9 @@ MIN_MODE_SIZE = 50
 FOLDS = 5
 NEIGHBOURS = 5
 PENALTY = 1e-3  # C of the logistic regression
+PATCH_CANDIDATES = 20000
+CORESET = 2000
+PROJECTED = 64
 
 
 class PooledDetector(Baseline):
@@ -52,9 +56,8 @@ class PooledDetector(Baseline):
 
     def fit(self, data: TrainingData, seed: int, context: Context) -> Self:
         """Standardise on the normals, then learn."""
-        scaler = StandardScaler().fit(data.normals.pooled)
-        center, spread = (torch.from_numpy(values).float() for values in (scaler.mean_, scaler.scale_))
-        self.standardise = StandardisedInput("pooled", center, spread)
+        center, spread = center_and_spread("pooled", data.normals)
+        self.standardise = StandardisedInput("pooled", center, one_if_constant(spread))
         normals, known = (
             self.standardise(torch.from_numpy(rows.pooled)).numpy() for rows in (data.normals, data.known)
         )
@@ -139,6 +142,54 @@ class NearestNormals(PooledDetector):
         """The mean distance."""
         distance = torch.cdist(z.double(), self.normals.double())
         return distance.topk(min(NEIGHBOURS, len(self.normals)), largest=False).values.mean(1)
+
+
+class PatchNeighbours(Baseline):
+    """max over positions of the distance to the nearest patch of the coreset.
+
+    Patches are positions of the maps averaged with their neighbours, standardised by channel on the normals. The
+    coreset is a greedy k-centre selection on a random projection, among patches drawn evenly from all normals.
+    """
+
+    name = "patch-kNN"
+    supervised = False
+    random = True
+    budget = "nothing is fitted: 2,000 patches of the normals are kept"
+
+    standardise: StandardisedInput
+    coreset: Tensor  # (k, C)
+
+    def fit(self, data: TrainingData, seed: int, context: Context) -> Self:
+        """Select the coreset."""
+        patches = self._draw(data.normals, np.random.default_rng(seed)).to(context.device)
+        spread = one_if_constant(patches.std(0, correction=0))
+        self.standardise = StandardisedInput("maps", patches.mean(0), spread)
+        patches = self.standardise(patches)
+        generator = torch.Generator().manual_seed(seed)
+        projected = patches @ torch.randn(patches.shape[1], PROJECTED, generator=generator).to(context.device)
+        first = projected[(projected - projected.mean(0)).square().sum(1).argmax()]
+        self.coreset = nn.Buffer(patches[k_centre(projected - first, CORESET)])  # it begins nearest to zero
+        return self
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """The largest distance in each image, (B, C, H', W') → (B,)."""
+        patches = self.standardise(to_patches(maps).mT).flatten(0, -2)
+        return torch.cdist(patches, self.coreset).amin(1).view(len(maps), -1).amax(1)
+
+    def bytes_per_image(self, rows: FeatureRows) -> int:
+        """The table of distances, (H' · W', k)."""
+        return math.prod(rows.maps.shape[2:]) * CORESET * torch.float.itemsize
+
+    def _draw(self, rows: FeatureRows, rng: np.random.Generator) -> Tensor:
+        """About as many patches from each image, ``PATCH_CANDIDATES`` or a few more at most, (n, C)."""
+        positions = math.prod(rows.maps.shape[2:])
+        per_image = min(positions, -(-PATCH_CANDIDATES // len(rows)))
+        drawn = []
+        for part in rows.slices(bytes_per_image=self.bytes_per_image(rows)):
+            patches = to_patches(rows.map_batch(part))
+            index = rng.permuted(np.tile(np.arange(positions), (len(patches), 1)), axis=1)[:, :per_image]
+            drawn.append(patches[torch.arange(len(patches))[:, None], torch.from_numpy(index)].flatten(0, 1))
+        return torch.cat(drawn)
 
 
 class LogisticRegression(PooledDetector):

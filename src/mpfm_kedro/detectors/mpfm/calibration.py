@@ -9,8 +9,6 @@ rules where there is little evidence. Each mode has weights of its own: what is 
 the anomalies of another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 

@@ -4,23 +4,22 @@ Nothing is learned from an anomaly here. What the closed form without a fold say
 final one will say of new normals: training and calibration rest on it.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mpfm_kedro.backbones.rows import FeatureRows
-from mpfm_kedro.detectors.base import Artefact, Context
+from mpfm_kedro.detectors.base import Artefact, Context, TrainingData
 from mpfm_kedro.detectors.mpfm.detector import MPFM
 from mpfm_kedro.detectors.mpfm.flow import Flow
 from mpfm_kedro.detectors.mpfm.groups import Groups, fit_partition, means_of
 from mpfm_kedro.detectors.mpfm.patches import SmoothedPatches, fit_patch_prototypes, held_out_squares
 from mpfm_kedro.detectors.mpfm.prototypes import PrototypeMixture
-from mpfm_kedro.detectors.mpfm.rounds import FINAL
+from mpfm_kedro.detectors.mpfm.rounds import FINAL, Rounds
+from mpfm_kedro.detectors.mpfm.specification import stage_name
 from mpfm_kedro.detectors.mpfm.velocity import CoupledVelocity
 from mpfm_kedro.detectors.mpfm.whitening import SHRINKAGES, Spectrum, Standardiser, no_whitening
 from mpfm_kedro.parameters import PrototypeParameters
@@ -38,17 +37,33 @@ class HeldOut(NamedTuple):
     mode: Tensor  # (n,)
     squares: Tensor  # of the residuals of patches by channel, averaged over the top positions (n, C)
 
-    @classmethod
-    def restore(cls, fit: Artefact) -> HeldOut:
-        """The part of what ``initialise`` gave."""
-        return cls(fit.tensors["fold"].numpy(), **fit.part("held_out"))
 
-    def enter(self, models: Sequence[MPFM]) -> Iterator[tuple[MPFM, np.ndarray, Tensor, Tensor]]:
+class CrossFit(NamedTuple):
+    """The training data in one of the backbones, and what is fitted to them in every round so far."""
+
+    data: TrainingData
+    rounds: Rounds
+    models: list[MPFM]  # of each round, the last one of all normals
+    held_out: HeldOut
+    z: Tensor  # standardised features of normals, then of known anomalies with their views (n + m, d), on the CPU
+
+    @classmethod
+    def restore(
+        cls, fits: Mapping[str, Artefact], data: TrainingData, backbone: int, seed: int, device: torch.device
+    ) -> Self:
+        """From what is stored of the stages; the seed is that of the folds of the anomalies."""
+        data, start = data.of_backbone(backbone), fits[stage_name("prototypes", backbone)]
+        held_out = HeldOut(start.tensors["fold"].numpy(), **start.part("held_out"))
+        models = [MPFM.restore(fits, backbone, r).to(device) for r in range(start.details["n_rounds"])]
+        z = torch.cat([models[FINAL].standardiser.z_of(rows).cpu() for rows in (data.normals, data.anomalies)])
+        return cls(data, Rounds.of_folds(held_out.fold, data, seed), models, held_out, z)
+
+    def held_out_normals(self) -> Iterator[tuple[MPFM, np.ndarray, Tensor, Tensor]]:
         """The model of each round, the normals (b,) that it leaves out, and their x (b, d) and p (b, K)."""
-        for number, model in enumerate(models[:FINAL]):
-            normals = np.flatnonzero(self.fold == number)
-            x = model.center[self.group[normals]] + self.offset[normals].to(model.center)
-            yield model, normals, x, self.p[normals].to(x)
+        for number, model in enumerate(self.models[:FINAL]):
+            normals = np.flatnonzero(self.held_out.fold == number)
+            x = model.center[self.held_out.group[normals]] + self.held_out.offset[normals].to(model.center)
+            yield model, normals, x, self.held_out.p[normals].to(x)
 
 
 def initialise(

@@ -3,12 +3,10 @@
 A detector has one branch per backbone, and comes from what is stored of the stages.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -42,29 +40,27 @@ class MPFMOutput(NamedTuple):
 class MPFM(nn.Module):
     """Mixture Prototype Flow Matching on the features of one backbone, in one round of cross-fitting.
 
-    The flow without a network is its start in closed form, step 0. Without trained modules it knows no anomaly.
-
-    Args:
-        top_share: of the positions, averaged by M_r.
-        trained: the flow and the four modules, R = 1.
-        calibration: from scores to their sum; None before it is fitted.
+    The flow without a network is its start in closed form, step 0. Without trained modules it knows no anomaly. M_r
+    averages a share of the positions.
     """
 
-    def __init__(self, top_share: float, trained: Modules | None = None, calibration: PlainSum | None = None) -> None:
+    trained: Modules | None  # the flow and the four modules, R = 1
+    calibration: PlainSum | None  # from scores to their sum; None before it is fitted
+
+    def __init__(self, top_share: float) -> None:
         super().__init__()
         self.standardiser = Standardiser()  # the same in all rounds
         self.groups = Groups()
         self.whitening = Whitening()
         self.patches = PatchPrototypes()
         self.flow = Flow(CoupledVelocity(), PrototypeMixture())
-        self.trained = trained
-        self.calibration = calibration
+        self.trained = self.calibration = None
         self.top_share = top_share
 
     @classmethod
     def restore(
         cls, fits: Mapping[str, Artefact], backbone: int, number: int = FINAL, calibration: PlainSum | None = None
-    ) -> MPFM:
+    ) -> Self:
         """One round of what the stages gave for one of the backbones."""
         start, training = fits[stage_name("prototypes", backbone)], fits.get(stage_name("training", backbone))
         prefix = f"rounds.{number % start.details['n_rounds']}."

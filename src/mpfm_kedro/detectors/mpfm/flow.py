@@ -1,7 +1,5 @@
 """The flow ψ from feature space (t = 0) to the prototype space (t = 1), and the path of flow matching."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

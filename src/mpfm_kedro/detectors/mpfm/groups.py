@@ -5,8 +5,6 @@ are not whitened: a whitened cloud is one ball without groups. Where there are n
 rule has to decide whether there are any. Modes are as many parts as two halves of the normals agree about.
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 from dataclasses import dataclass

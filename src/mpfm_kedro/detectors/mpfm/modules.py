@@ -1,7 +1,5 @@
 """The four scoring modules M_g, M_a, M_r and M_n; each has a leading axis of R rounds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Self

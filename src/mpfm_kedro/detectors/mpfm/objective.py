@@ -3,8 +3,6 @@
 L_mim is the regularisation by the mutual information between a normal's image ψ and its prototype c (MIMR).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

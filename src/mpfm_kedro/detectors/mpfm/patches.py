@@ -9,8 +9,6 @@ Fits of all normals and of those without each fold share the patches, which are 
 in memory, and their first two moments, which are summed once for every fold.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -144,31 +142,25 @@ class SmoothedPatches:
         return to_patches(self._rows.map_batch(part).to(self.device)).contiguous()
 
 
-def moments(patches: SmoothedPatches, group: np.ndarray, n_groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Number (G,), Σ v (G, C) and Σ v vᵀ (G, C, C) of the patches of images by their group (n,), in fp64."""
-    number, total = (
-        torch.zeros(n_groups, dtype=torch.double),
-        torch.zeros(n_groups, patches.shape[2], dtype=torch.double),
-    )
-    products = total[:, :, None] * total[:, None]
+def moments(patches: SmoothedPatches, group: np.ndarray, n_groups: int) -> Tensor:
+    """Σ (v, 1) (v, 1)ᵀ of the patches v of images by their group (n,), (G, C + 1, C + 1) in fp64."""
+    sums = torch.zeros(n_groups, patches.shape[2] + 1, patches.shape[2] + 1, dtype=torch.double)
     for images, batch in patches.batches(np.arange(len(group))):
         of_batch = torch.from_numpy(group[images])
         for g in of_batch.unique().tolist():
             v = batch[of_batch.to(batch.device) == g].flatten(0, 1)
-            number[g] += len(v)
-            total[g] += v.sum(0).double().cpu()
-            products[g] += (v.T @ v).double().cpu()
-    return number, total, products
+            sums[g, :-1, :-1] += (v.T @ v).double().cpu()
+            sums[g, -1, :-1] += v.sum(0).double().cpu()
+            sums[g, -1, -1] += len(v)
+    return sums
 
 
-def whitening_of(number: Tensor, total: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
+def whitening_of(sums: Tensor) -> tuple[Tensor, Tensor]:
     """Mean (J, C) and ((1 − α) Σ + α (tr Σ / C) I)^{-1/2} (J, C, C) by moments; an empty group has those of all."""
-    empty = (number == 0).double()
-    number = number + empty * number.sum()
-    total = total + empty[:, None] * total.sum(0)
-    products = products + empty[:, None, None] * products.sum(0)
-    mean = total / number[:, None]
-    covariance = products / number[:, None, None] - mean[:, :, None] * mean[:, None, :]
+    number = sums[:, -1:, -1:]
+    averages = torch.where(number > 0, sums / number, sums.sum(0) / number.sum())
+    mean = averages[:, -1, :-1]
+    covariance = averages[:, :-1, :-1] - mean[:, :, None] * mean[:, None, :]
     level = covariance.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-6)
     variance, basis = torch.linalg.eigh(covariance)
     shrunk = (1 - SHRINKAGE) * variance.clamp_min(0) + SHRINKAGE * level[:, None]
@@ -191,9 +183,8 @@ def fit_patch_prototypes(
         seed: of candidates and projection.
     """
     n_folds = fold.max() + 1
-    sums = [m.unflatten(0, (-1, n_modes)) for m in moments(patches, fold * n_modes + mode, n_folds * n_modes)]
-    without = [torch.arange(n_folds) != r for r in range(n_folds + 1)]
-    transports = [whitening_of(*(by_fold[folds].sum(0) for by_fold in sums)) for folds in without]
+    sums = moments(patches, fold * n_modes + mode, n_folds * n_modes).unflatten(0, (-1, n_modes))
+    transports = [whitening_of(sums[torch.arange(n_folds) != r].sum(0)) for r in range(n_folds + 1)]
     weight = _squared_norms(patches, mode, *transports[-1])
     fits = []
     for r, (center, whitening) in enumerate(transports):

@@ -1,7 +1,5 @@
 """The Gaussian-mixture prototype space P_GM = Σ_k π_k N(μ_k, s² I)."""
 
-from __future__ import annotations
-
 import math
 
 import torch

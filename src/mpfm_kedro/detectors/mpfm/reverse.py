@@ -6,8 +6,6 @@ Linear schedule α_t = 1 − t, σ_t = t. With x_T = μ + s ε the step from t t
 with c1 = σ_r² α_t / (σ_t² α_r), c2 = β α_r / σ_t², c3 = β σ_r² / σ_t², β = σ_t² − (α_t / α_r)² σ_r².
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np
@@ -34,23 +32,18 @@ def coefficients(t: float, r: float) -> tuple[float, float, float]:
     return r**2 / t**2 * ratio, beta / t**2 * (1 - r), beta / t**2 * r**2
 
 
-def endpoint_posterior(velocity: Tensor, x_t: Tensor, t: float) -> tuple[Tensor, float]:
-    """q(x_0 | x_t): means μ_{x,k} = x_t − σ_t μ_{u,k} (R, B, K, d) and s_x = σ_t s_u with s_u = 1."""
-    return x_t[:, :, None] - t * velocity, t
-
-
 def reverse_step(
     velocity: Tensor, x_t: Tensor, t: float, r: float, prototypes: PrototypeMixture
 ) -> tuple[Tensor, Tensor]:
     """Means (R, B, K, d) and variance (R,) of the components of q(x_r | x_t), x_t (R, B, d), for r < t.
 
-    Component k has the mean velocity μ_{u,k} (R, B, K, d), and ends in the prototype N(μ_k, s² I).
+    Component k has the mean velocity μ_{u,k} (R, B, K, d), and ends in the prototype N(μ_k, s² I). The endpoint
+    posterior q(x_0 | x_t) has the means μ_{x,k} = x_t − σ_t μ_{u,k} and s_x = σ_t s_u with s_u = 1.
     """
     c1, c2, c3 = coefficients(t, r)
-    endpoint_mean, endpoint_scale = endpoint_posterior(velocity, x_t, t)
     target = prototypes.mean.detach()[:, None]
-    mean = r * target + c1 * (x_t[:, :, None] - t * target) + c2 * endpoint_mean
-    return mean, prototypes.scale**2 * c3 + c2**2 * endpoint_scale**2
+    mean = r * target + c1 * (x_t[:, :, None] - t * target) + c2 * (x_t[:, :, None] - t * velocity)
+    return mean, prototypes.scale**2 * c3 + c2**2 * t**2
 
 
 def sample_normals(flow: Flow, n: int, steps: int, generator: torch.Generator | None = None) -> Tensor:

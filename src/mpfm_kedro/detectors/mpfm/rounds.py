@@ -1,8 +1,7 @@
 """Rounds of cross-fitting: what each round leaves out says what a model makes of images that it has not seen."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -27,7 +26,7 @@ class Rounds:
     anomalies: np.ndarray
 
     @classmethod
-    def of_folds(cls, fold: np.ndarray, data: TrainingData, seed: int) -> Rounds:
+    def of_folds(cls, fold: np.ndarray, data: TrainingData, seed: int) -> Self:
         """The rounds for the fold of each normal (n,) and the seed of the anomalies' folds."""
         n_rounds, items = int(fold.max()) + 2, data.anomaly_items
         number = np.arange(n_rounds)[:, None]

@@ -1,7 +1,5 @@
 """The stages in which MPFM is fitted, and the parameters that each of them depends on. No torch is needed here."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mpfm_kedro.parameters import PrototypeParameters, RepairParameters, TrainingParameters

@@ -1,7 +1,5 @@
 """The stages of a fit, each from what is stored of those before: prototypes, joint training, calibration."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +7,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from mpfm_kedro.backbones.rows import FeatureRows
 from mpfm_kedro.detectors.base import Artefact, Context, TrainingData
 from mpfm_kedro.detectors.mpfm.calibration import (
     SCORES,
@@ -21,10 +18,8 @@ from mpfm_kedro.detectors.mpfm.calibration import (
     counted_scores,
     fit_weights,
 )
-from mpfm_kedro.detectors.mpfm.closed_form import HeldOut, initialise
-from mpfm_kedro.detectors.mpfm.detector import MPFM
-from mpfm_kedro.detectors.mpfm.rounds import Rounds, assign_folds
-from mpfm_kedro.detectors.mpfm.specification import stage_name
+from mpfm_kedro.detectors.mpfm.closed_form import CrossFit, initialise
+from mpfm_kedro.detectors.mpfm.rounds import assign_folds
 from mpfm_kedro.detectors.mpfm.training import initial_modules, train, training_set
 from mpfm_kedro.parameters import PrototypeParameters, TrainingParameters
 
@@ -45,12 +40,9 @@ def fit_modules(
     data: TrainingData, upstream: Fits, parameters: Mapping[str, Any], seed: int, context: Context
 ) -> Artefact:
     """The joint objective, from the last checkpoint if there is one; last iteration."""
-    data = data.of_backbone(parameters["backbone"])
-    models, held_out = load_rounds(upstream, parameters["backbone"], context.device)
-    rounds = Rounds.of_folds(held_out.fold, data, seed)
-    z = torch.cat([models[0].standardiser.z_of(rows).cpu() for rows in (data.normals, data.anomalies)])
-    modules = initial_modules(models, held_out, z, rounds, parameters, seed).to(context.device)
-    images = training_set(data, models, held_out, z, rounds, parameters, context)
+    cross_fit = CrossFit.restore(upstream, data, parameters["backbone"], seed, context.device)
+    modules = initial_modules(cross_fit, parameters, seed).to(context.device)
+    images = training_set(cross_fit, parameters, context)
     schedule = TrainingParameters.model_construct(**parameters)
     history = train(modules, images, schedule, seed, context.checkpoint)
     tensors = {name: value.cpu().clone() for name, value in modules.state_dict().items()}
@@ -73,7 +65,7 @@ def fit_calibration(
         plain = PlainSum(weight=torch.from_numpy(trained).float()[:, None])
         calibrations = [nn.ModuleList([plain] * n_rounds) for _ in backbones]
     else:
-        fits = [_calibrate(data.of_backbone(backbone), upstream, backbone, seed, context) for backbone in backbones]
+        fits = [_calibrate(CrossFit.restore(upstream, data, number, seed, context.device)) for number in backbones]
         n_known = len(set(data.anomaly_items)) if "training" in upstream else 0
         weights = fit_weights([known for _, known in fits], n_known, counted)
         calibrations = [
@@ -84,44 +76,34 @@ def fit_calibration(
     return Artefact(tensors, {"n_backbones": len(backbones), "n_rounds": n_rounds})
 
 
-def _calibrate(
-    data: TrainingData, upstream: Fits, backbone: int, seed: int, context: Context
-) -> tuple[list[SoftCalibration], Calibrated]:
+def _calibrate(cross_fit: CrossFit) -> tuple[list[SoftCalibration], Calibrated]:
     """The calibration of each round of one backbone, and what the last one makes of left-out images."""
-    models, held_out = load_rounds(upstream, backbone, context.device)
-    rounds = Rounds.of_folds(held_out.fold, data, seed)
-    normals = normal_evidence(data.normals, held_out, models)
-    anomalies = anomaly_evidence(data, models, rounds)
-    n_modes = len(models[0].groups.mode_center)
-    learned = [Evidence(*(value[torch.from_numpy(kept)] for value in normals)) for kept in rounds.normals]
+    normals, anomalies = normal_evidence(cross_fit), anomaly_evidence(cross_fit)
+    n_modes = len(cross_fit.models[0].groups.mode_center)
+    learned = [Evidence(*(value[torch.from_numpy(kept)] for value in normals)) for kept in cross_fit.rounds.normals]
     calibrations, t_of_learned = zip(*(SoftCalibration.fit(evidence, n_modes) for evidence in learned), strict=True)
     t_of_anomalies = calibrations[-1](anomalies.scores, anomalies.p, anomalies.mode)
     return list(calibrations), Calibrated(t_of_learned[-1], t_of_anomalies, anomalies.mode, anomalies.weight, n_modes)
 
 
-def load_rounds(upstream: Fits, backbone: int, device: torch.device) -> tuple[list[MPFM], HeldOut]:
-    """The models of all rounds as far as they are fitted, the last one of all normals; and what they say of others."""
-    prototypes = upstream[stage_name("prototypes", backbone)]
-    models = [MPFM.restore(upstream, backbone, r).to(device) for r in range(prototypes.details["n_rounds"])]
-    return models, HeldOut.restore(prototypes)
-
-
-def normal_evidence(normals: FeatureRows, held_out: HeldOut, models: list[MPFM]) -> Evidence:
+def normal_evidence(cross_fit: CrossFit) -> Evidence:
     """The six scores of each normal by the model of the round that leaves it out."""
+    normals, held_out = cross_fit.data.normals, cross_fit.held_out
     scores = torch.empty(len(normals), len(SCORES))
-    for model, images, x, p in held_out.enter(models):
+    for model, images, x, p in cross_fit.held_out_normals():
         scores[images] = model.raw_scores_of(normals.take(images), x, p, held_out.squares[images].to(x))
     return Evidence(scores, held_out.p, held_out.mode, torch.ones(len(scores)))
 
 
-def anomaly_evidence(data: TrainingData, models: list[MPFM], rounds: Rounds) -> Evidence:
+def anomaly_evidence(cross_fit: CrossFit) -> Evidence:
     """The six scores of each known anomaly and view by the model of the round that leaves it out; an item counts 1."""
-    _, item = np.unique(data.anomaly_items, return_inverse=True)
-    of_row = item[data.anomalies.source]
+    anomalies = cross_fit.data.anomalies
+    _, item = np.unique(cross_fit.data.anomaly_items, return_inverse=True)
+    of_row = item[anomalies.source]
     views = np.bincount(of_row)[of_row]
     evidence = []
-    for model, learned in zip(models, rounds.anomalies, strict=True):
-        rows = data.anomalies.take(np.flatnonzero(~learned))
+    for model, learned in zip(cross_fit.models, cross_fit.rounds.anomalies, strict=True):
+        rows = anomalies.take(np.flatnonzero(~learned))
         x, p, mode = model.enter(model.standardiser.z_of(rows))
         scores = model.raw_scores_of(rows, x, p, model.mean_squares(rows, mode).to(x))
         evidence.append(Evidence(scores, p.cpu(), mode.cpu(), torch.from_numpy(1 / views[~learned]).float()))

@@ -1,7 +1,5 @@
 """Modules that are made of named tensors, so that what ``state_dict`` gives is what restores them."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from torch import Tensor, nn

@@ -3,10 +3,7 @@
 It starts from the modules at step 0 and from every training image as it enters each round.
 """
 
-from __future__ import annotations
-
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +13,9 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
-from mpfm_kedro.detectors.base import Artefact, Context, StateStore, TrainingData
+from mpfm_kedro.detectors.base import Artefact, Context, StateStore
 from mpfm_kedro.detectors.inputs import StandardisedInput, training_inputs
-from mpfm_kedro.detectors.mpfm.closed_form import HeldOut
-from mpfm_kedro.detectors.mpfm.detector import MPFM
+from mpfm_kedro.detectors.mpfm.closed_form import CrossFit
 from mpfm_kedro.detectors.mpfm.modules import Logit, Modules
 from mpfm_kedro.detectors.mpfm.objective import Batch, Losses, losses
 from mpfm_kedro.detectors.mpfm.rounds import FINAL, Rounds
@@ -71,13 +67,9 @@ class TrainingSet:
             yield torch.randint(max(1, size), (number if size else 0,), generator=generator).to(self.x.device)
 
 
-def initial_modules(
-    models: list[MPFM], held_out: HeldOut, z: Tensor, rounds: Rounds, parameters: Mapping[str, Any], seed: int
-) -> Modules:
-    """The modules at step 0, in all rounds, from the models of all rounds before training.
-
-    ``z`` are the standardised features of normals, then known anomalies with their views, (n + m, d).
-    """
+def initial_modules(cross_fit: CrossFit, parameters: Mapping[str, Any], seed: int) -> Modules:
+    """The modules at step 0, in all rounds, from the models of all rounds before training."""
+    _, rounds, models, held_out, z = cross_fit
     modules, generator = Modules(parameters), torch.Generator().manual_seed(seed)
     flows = [model.flow.state_dict(prefix="flow.") for model in models]
     state = {name: torch.cat([flow[name] for flow in flows]) for name in flows[0]}
@@ -90,7 +82,7 @@ def initial_modules(
     network.state_dict(destination=state, prefix="flow.velocity.network.")
 
     step_0 = torch.empty(len(held_out.fold))
-    for model, normals, x, p in held_out.enter(models):
+    for model, normals, x, p in cross_fit.held_out_normals():
         step_0[normals] = model.step_0(x, p).cpu()
     _logit(step_0, rounds).state_dict(destination=state, prefix="m_g.")
     _logit(2 * step_0 if residual else held_out.squares.sum(1), rounds).state_dict(destination=state, prefix="r_logit.")
@@ -125,16 +117,9 @@ def _logistic_regressions(z: np.ndarray, n_normals: int, rounds: Rounds) -> tupl
     return torch.from_numpy(weight).float(), torch.from_numpy(bias).float()
 
 
-def training_set(
-    data: TrainingData,
-    models: list[MPFM],
-    held_out: HeldOut,
-    z: Tensor,
-    rounds: Rounds,
-    parameters: Mapping[str, Any],
-    context: Context,
-) -> TrainingSet:
+def training_set(cross_fit: CrossFit, parameters: Mapping[str, Any], context: Context) -> TrainingSet:
     """Every training image as it enters each round."""
+    data, rounds, models, held_out, z = cross_fit
     device, (n_rounds, n_normals) = context.device, rounds.normals.shape
     standardiser = models[0].standardiser
     source = StandardisedInput("maps", standardiser.map_center.cpu(), standardiser.map_spread.cpu())
@@ -240,12 +225,9 @@ def _resume(
     state: Artefact, modules: Modules, optimiser: torch.optim.Optimizer, generator: torch.Generator
 ) -> list[dict[str, float]]:
     """Set what ``_state`` stored, and return the history."""
-    moments: dict[int, dict[str, Tensor]] = defaultdict(dict)
-    for name, value in state.part("optimiser").items():
-        number, key = name.split(".")
-        moments[int(number)][key] = value
+    moments = {number: state.part(f"optimiser.{number}") for number, _ in enumerate(modules.parameters())}
     modules.load_state_dict(state.part("modules"))
-    optimiser.load_state_dict(optimiser.state_dict() | {"state": dict(moments)})
+    optimiser.load_state_dict(optimiser.state_dict() | {"state": moments})
     generator.set_state(state.tensors["generator"])
     return list(state.details["history"])
 

@@ -4,8 +4,6 @@ It starts as the closed-form transport of each group to its prototype, and a net
 printed form there is no such start: the network makes all weights and means.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Self
 

@@ -1,7 +1,5 @@
 """Standardisation and whitening: the linear part of the flow's start, shared by all groups."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Self
 
@@ -10,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mpfm_kedro.backbones.rows import FeatureRows
+from mpfm_kedro.detectors.inputs import center_and_spread, one_if_constant
 from mpfm_kedro.detectors.mpfm.tensors import TensorModule
 
 SHRINKAGES = np.geomspace(0.003, 0.9, 14)
@@ -27,16 +26,11 @@ class Standardiser(TensorModule):
     @classmethod
     def fit(cls, normals: FeatureRows) -> Self:
         """Centre and spread of training normals."""
-        mean, square = torch.zeros(2, len(normals), normals.maps.shape[1], dtype=torch.double)
-        for part, stored in normals.map_batches():
-            maps = stored.float()
-            mean[part] = maps.mean((2, 3)).double()
-            square[part] = (maps - mean[part, :, None, None].float()).square().mean((2, 3)).double()
-        pooled = torch.from_numpy(normals.pooled).double()
-        spreads = pooled.std(0, correction=0), (square.mean(0) + mean.var(0, correction=0)).sqrt()
-        pooled_spread, map_spread = (torch.where(spread > 1e-6, spread, 1.0).float() for spread in spreads)  # constant
-        centers = {"pooled_center": pooled.mean(0).float(), "map_center": mean.mean(0).float()}
-        return cls(**centers, pooled_spread=pooled_spread, map_spread=map_spread)
+        tensors: dict[str, Tensor] = {}
+        for name, kind in (("pooled", "pooled"), ("map", "maps")):
+            center, spread = center_and_spread(kind, normals)
+            tensors |= {f"{name}_center": center, f"{name}_spread": one_if_constant(spread)}
+        return cls(**tensors)
 
     def z(self, pooled: Tensor) -> Tensor:
         """Standardised pooled statistics, (B, d) → (B, d)."""
@@ -87,7 +81,7 @@ class Spectrum:
     variance: np.ndarray
 
     @classmethod
-    def of(cls, z: np.ndarray) -> Spectrum:
+    def of(cls, z: np.ndarray) -> Self:
         """Of the rows of z (n, d), by the smaller of covariance and Gram matrix."""
         n, d = z.shape
         z = z.astype(np.float64)  # in single precision null directions survive the threshold below

@@ -1,14 +1,15 @@
-"""Problems of a dataset, before anything is learned from it: repeats, leaks, unreadable files, imbalance."""
+"""Audit: problems of a dataset before anything is learned from it: repeats, leaks, unreadable files, imbalance."""
 
 import logging
 from typing import Any
 
 import pandas as pd
+from kedro.pipeline import Pipeline, node
 from matplotlib.figure import Figure
 
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.near import near_copies
-from mpfm_kedro.pipelines.audit.sheets import draw_contact_sheet, draw_duplicate_sheet
+from mpfm_kedro.pipelines.contact_sheets import draw_contact_sheet, draw_duplicate_sheet
 from mpfm_kedro.sources.repeats import DROPPED, content, unreadable
 
 logger = logging.getLogger(__name__)
@@ -16,6 +17,12 @@ REPEATED = ["set", "kind", "category", "split", "label", "defect_class", "sample
 REPEATED += ["content_hash", "pixel_range", "problem"]
 AUDIT = {"finding": "str", "where": "str", "sets": "Int64", "images": "Int64", "repeats": "Int64", "detail": "str"}
 SPLITS = ["train", "test", "anomaly"]
+
+
+def create_pipeline() -> Pipeline:
+    """The stage that every setting shares."""
+    written = ["repeated_images", "audit", "contact_sheet", "duplicate_sheet"]
+    return Pipeline([node(audit_samples, ["samples", "images"], written, name="audit_samples", tags="audit")])
 
 
 def audit_samples(samples: pd.DataFrame, images: ImageLoader) -> tuple[pd.DataFrame, pd.DataFrame, Figure, Figure]:
@@ -128,13 +135,13 @@ def _log_leaks(repeated: pd.DataFrame, items: pd.DataFrame) -> None:
     """
     exact = repeated[repeated["kind"] == "exact"]
     near = repeated[repeated["kind"] == "near"]
-    found = {"exact copies": _shared(exact), "near copies": _shared(near), "parts of one item": _shared(items)}
-    if any(found.values()):
+    shared = {"exact copies": _shared(exact), "near copies": _shared(near), "parts of one item": _shared(items)}
+    if any(shared.values()):
         logger.warning(
             "Train and test share %s, for example %s: results on them are optimistic; ingestion.split_by_item=true "
             "keeps an item and its copies on one side",
-            ", ".join(f"{name} ({len(sets)})" for name, sets in found.items() if sets),
-            next(sets[0] for sets in found.values() if sets),
+            ", ".join(f"{name} ({len(sets)})" for name, sets in shared.items() if sets),
+            next(sets[0] for sets in shared.values() if sets),
         )
     for name, part in exact.groupby("set", sort=False):
         if part["label"].nunique() > 1:

@@ -1,4 +1,4 @@
-"""From raw files to the sample table with its split."""
+"""Ingestion: from raw files to the sample table with its split."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import logging
 import math
 import os
 from collections.abc import Sequence
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from kedro.pipeline import Pipeline, node
 
 from mpfm_kedro.errors import InputError
 from mpfm_kedro.images.items import join_images, list_items, match_items
@@ -27,6 +27,18 @@ OWN = "folder"
 TEST_SHARE = 0.25
 MIN_NORMALS = {"train": 4, "test": 1}
 MAX_NAMES = 40
+
+
+def create_pipeline() -> Pipeline:
+    """The stage that every setting shares."""
+    listing = ["images", "params:category", "params:ingestion", "params:name"]
+    checking = ["listed_samples", "images", "params:ingestion"]
+    nodes = [
+        node(list_samples, listing, "listed_samples", name="list_samples"),
+        node(check_images, checking, "checked_samples", name="check_images"),
+        node(split_normals, ["checked_samples", "params:ingestion"], "samples", name="split_normals"),
+    ]
+    return Pipeline(nodes, tags="ingestion")
 
 
 def list_samples(images: ImageLoader, category: str, parameters: IngestionParameters, name: str = OWN) -> pd.DataFrame:
@@ -77,11 +89,7 @@ def check_images(listed: pd.DataFrame, images: ImageLoader, parameters: Ingestio
 
     Images deeper than eight bits get one range of values, by which all of them will be scaled.
     """
-    try:
-        checks = images.examine_all(listed["path"].tolist(), os.cpu_count() or 1, listed["crop"].tolist())
-    except BrokenProcessPool as error:
-        message = "A worker process was killed while it read images, most likely for lack of memory; start again"
-        raise InputError(message) from error
+    checks = images.examine_all(listed["path"].tolist(), os.cpu_count() or 1, listed["crop"].tolist())
     samples = pd.concat([listed.reset_index(drop=True), checks.reset_index(drop=True)], axis=1)
     readable = samples["problem"] == ""
     bad = samples[~readable]
@@ -205,8 +213,6 @@ def _refuse_too_few(samples: pd.DataFrame) -> None:
 
 def refuse_wrong_split(samples: pd.DataFrame) -> pd.DataFrame:
     """Catalog validator: the stored split is the one that the source declares, by image or by item."""
-    if "item" not in samples:
-        raise InputError("The stored samples are of another version; replace them with kedro run --pipelines=ingestion")
     source = source_of(samples)
     for category, part in samples.groupby("category"):
         name = f"{source.title} {category}".strip()

@@ -26,8 +26,8 @@ def draw_contact_sheet(samples: pd.DataFrame, images: ImageLoader) -> Figure:
     for row, classes in enumerate(by_category):
         for column, ((label, defect_class), part) in enumerate(classes):
             name = f"{defect_class if label else 'normal'} ({len(part)})"
-            places = np.unique(np.linspace(0, len(part) - 1, examples).astype(int))
-            for number, (_, sample) in enumerate(part.iloc[places].iterrows()):
+            positions = np.unique(np.linspace(0, len(part) - 1, examples).astype(int))
+            for number, (_, sample) in enumerate(part.iloc[positions].iterrows()):
                 _show(axes[row * examples + number, column], sample, images, "" if number else name)
         if category := next(iter(classes))[1]["category"].iloc[0]:
             axes[row * examples, 0].set_ylabel(category, fontsize=7)
