@@ -22,7 +22,7 @@ from torchvision.models import get_model
 
 from mpfm_kedro.backbones import extraction
 from mpfm_kedro.backbones.backbone import Backbone
-from mpfm_kedro.backbones.extraction import Extraction
+from mpfm_kedro.backbones.extraction import Extraction, named_loss_of_readers
 from mpfm_kedro.backbones.features import BackboneWeights, Features
 from mpfm_kedro.backbones.store import FeatureStore, StoreWriter, extraction_version, row_keys
 from mpfm_kedro.backbones.weights import digest
@@ -381,3 +381,11 @@ def test_a_killed_reader_of_images_is_one_clear_line_and_loses_no_row(images, we
     with pytest.raises(InputError, match=r"A worker process was killed .* features\.workers"):
         run(killed, weights, tmp_path / "store", workers=1)
     assert len(run(images, weights, tmp_path / "store").store.keys()) == row_keys(views).nunique()
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError, EOFError, RuntimeError("DataLoader worker (pid 1) is killed")])
+def test_whatever_python_raises_for_a_killed_reader_is_that_line(error):
+    with pytest.raises(InputError, match=r"A worker process was killed .* features\.workers"), named_loss_of_readers():
+        raise error
+    with pytest.raises(RuntimeError, match="another"), named_loss_of_readers():
+        raise RuntimeError("another")

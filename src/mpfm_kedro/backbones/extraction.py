@@ -104,7 +104,7 @@ def named_loss_of_readers() -> Iterator[None]:
     """
     try:
         yield
-    except (RuntimeError, ConnectionResetError) as error:
+    except (RuntimeError, ConnectionResetError, EOFError) as error:
         if isinstance(error, RuntimeError) and not re.search("DataLoader worker .* (killed|exited)", str(error)):
             raise
         with suppress(RuntimeError):  # torch may report the death once more, wherever this process is then
