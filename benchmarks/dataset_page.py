@@ -103,7 +103,8 @@ def by_score(scores: pd.DataFrame) -> pd.DataFrame:
         {"M": number} | {names[name] or f"S_{name[-1]}": roc_auc_score(run["label"], run[name]) for name in names}
         for (number, _), run in own.groupby(["n_anomalies", "run"])
     ]
-    return pd.DataFrame(aucs).groupby("M").mean().round(3).sort_index(ascending=False).reset_index()
+    mean = pd.DataFrame(aucs).groupby("M").mean().sort_index(ascending=False)
+    return mean.map("{:.3f}".format).reset_index()
 
 
 def by_group(scores: pd.DataFrame, samples: pd.DataFrame, pattern: str) -> pd.DataFrame:
