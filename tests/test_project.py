@@ -96,18 +96,21 @@ def test_a_rerun_elsewhere_by_the_command_line_gives_equal_bytes_and_says_what_m
     assert "WARNING Train and test share" in shown.stderr, "warnings stay visible"
 
 
-@pytest.mark.parametrize("pipeline", ["hard_setting", "fit"])
+@pytest.mark.parametrize("pipeline", ["hard_setting", "comparison", "fit"])
 def test_the_configuration_of_the_paper_runs(pipeline: str, tmp_path: Path):
     tiny = ["dataset=synthetic", "image_size=64", "n_seeds=1", "known_class=spot", "n_anomalies=3"]
     tiny += ["compute.processes=1", "features.workers=0", "prototypes.n_prototypes=4"]
     tiny += ["prototypes.n_patch_prototypes=20", "training.epochs=2", "training.iterations_per_epoch=4"]
-    tiny += ["training.hidden=8"]
+    tiny += ["training.hidden=8", "comparison.methods=MPFM", "comparison.settings=hard", "comparison.n_anomalies=3"]
     found = kedro(*typed(pipeline, tmp_path, *tiny, env="paper"))
     assert found.returncode == 0, found.stderr[-2000:]
     out = tmp_path / "out"
     if pipeline == "fit":
         card = json.loads((out / "06_models/synthetic/production/model/card.json").read_text())
         assert card["data"]["anomalies"] == 24 and card["threshold"]["n_normals"] == 48
+    elif pipeline == "comparison":
+        rows = (out / "08_reporting/synthetic/comparison/comparison.md").read_text()
+        assert "| MPFM as printed |" in rows and "| MPFM |" not in rows
     else:
         summary = pd.read_csv(out / "08_reporting/synthetic/hard/summary.csv")
         assert set(summary["method"]) == {"MPFM as printed"} and summary["auc_mean"].between(0, 1).all()

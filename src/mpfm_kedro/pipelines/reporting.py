@@ -13,8 +13,8 @@ from mpfm_kedro.compute import torch_device
 from mpfm_kedro.evaluation.columns import ours
 from mpfm_kedro.images.loading import ImageLoader
 from mpfm_kedro.images.near import near_copies
-from mpfm_kedro.parameters import ComparisonParameters, InspectionParameters, TrainingParameters
-from mpfm_kedro.protocol.methods import describe_methods, from_json
+from mpfm_kedro.parameters import ComparisonParameters, InspectionParameters, RepairParameters, TrainingParameters
+from mpfm_kedro.protocol.methods import configured_methods, describe_methods, from_json
 from mpfm_kedro.protocol.trials import Trial, Trials
 from mpfm_kedro.provenance import code_revision
 from mpfm_kedro.reports.figures import draw_side_by_side, list_panels, tabulate_curves, tabulate_roc_curves, to_strip
@@ -149,10 +149,13 @@ def write_setting(
     return write_report(scores, evaluation, description, uncounted), write_summary(evaluation, uncounted)
 
 
-def list_methods(runs: pd.DataFrame, training: TrainingParameters, comparison: ComparisonParameters) -> pd.DataFrame:
+def list_methods(
+    runs: pd.DataFrame, training: TrainingParameters, repairs: RepairParameters, comparison: ComparisonParameters
+) -> pd.DataFrame:
     """Kind, budget and note of the methods of a study, in the order of the tables."""
-    methods = {method.name: method for content in runs["methods"].unique() for method in from_json(content)}
-    return pd.DataFrame(describe_methods(methods.values(), training, comparison.steps))
+    methods = [method for content in runs["methods"].unique() for method in from_json(content)]
+    configured = {method.name: method for method in configured_methods(methods, repairs)}
+    return pd.DataFrame(describe_methods(configured.values(), training, comparison.steps))
 
 
 def describe_origin(study: str, parameters: dict[str, Any], runs: pd.DataFrame, features: Features) -> str:

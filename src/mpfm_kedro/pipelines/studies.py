@@ -73,7 +73,7 @@ def mpfm_stages(study: str, features: str = "features", prefix: str = "") -> lis
 def create_comparison() -> Pipeline:
     """MPFM beside baselines and references, both settings."""
     new = partial(study_node, "comparison")
-    described = ["runs", "params:training", "params:comparison"]
+    described = ["runs", "params:training", "params:repairs", "params:comparison"]
     draw = new(runs.draw_compared_runs, [*PROTOCOL, "params:comparison"], "runs", name="draw_runs")
     written = ["table", "origin", "params:first_seed"]
     report = [
