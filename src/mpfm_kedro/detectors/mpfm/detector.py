@@ -147,10 +147,10 @@ class MPFM(nn.Module):
         energy, modules = squares.sum(2), self.trained
         nothing = torch.zeros_like(energy)
         weighted = energy
-        if modules is not None:
-            printed = "residual" in modules.printed  # that of the image, which has no positions
-            energy = nothing if printed else energy
-            weighted = nothing if printed else modules.r_logit(modules.m_r(squares[None]))[0]
+        if modules is not None and "residual" in modules.printed:  # that of the image, which has no positions
+            energy = weighted = nothing
+        elif modules is not None:
+            weighted = modules.r_logit(modules.m_r(squares[None]))[0]
         return torch.stack([nothing, nothing, nothing if local is None else local, energy, weighted, nothing], 2)
 
 
